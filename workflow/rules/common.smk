@@ -1,0 +1,72 @@
+"""What all rules share: the validated config, the cells, and the hash of a program's code.
+
+Everything that is computed here lives in calibration_tuning.planning, where it is tested.
+"""
+
+import os
+import sys
+
+SCRIPTS = os.path.join(workflow.basedir, "workflow", "scripts")
+sys.path.insert(0, SCRIPTS)
+
+from calibration_tuning import planning
+
+PLAN = planning.load_plan(config, workflow.configfiles, workflow.basedir)
+
+
+report: "../report/workflow.rst"
+
+
+wildcard_constraints:
+    model=planning.one_of(PLAN.models),
+    method=planning.one_of(PLAN.methods),
+    seed=r"\d+",
+    split=planning.one_of(planning.SPLITS),
+
+
+def code(script):
+    """Hash of the code behind a program: comments and docstrings do not count."""
+    return planning.code_hash(os.path.join(SCRIPTS, script))
+
+
+def model_source(wildcards):
+    return planning.canonical(PLAN.source_settings(wildcards.model))
+
+
+def training_settings(wildcards):
+    return planning.canonical(PLAN.training_settings(wildcards.model, wildcards.method))
+
+
+def evaluation_settings(wildcards):
+    return planning.canonical(PLAN.evaluation_settings(wildcards.model, "structured"))
+
+
+def adapter_of(wildcards):
+    """The adapter that a cell needs: none for a method that does not train."""
+    if not PLAN.is_trained(wildcards.method):
+        return []
+    return f"<results>/{wildcards.model}/{wildcards.method}/seed{wildcards.seed}/adapter/adapter_model.safetensors"
+
+
+def threads_of(wildcards):
+    return PLAN.models[wildcards.model]["threads"]
+
+
+def memory_of(wildcards):
+    return PLAN.models[wildcards.model]["memory"]
+
+
+def runtime_of(wildcards):
+    return PLAN.models[wildcards.model]["runtime"]
+
+
+def gpus_of(wildcards):
+    return PLAN.models[wildcards.model]["gpu"]
+
+
+def cell_files(pattern, trained_only=False):
+    """A path for every selected cell."""
+    return [
+        pattern.format(model=model, method=method, seed=seed)
+        for model, method, seed in PLAN.cells(trained_only)
+    ]

@@ -1,0 +1,24 @@
+"""Base models: the only step that touches the network."""
+
+
+rule fetch_model:
+    """Download a base model from its address, verify it and store it as safetensors."""
+    output:
+        "<resources>/models/{model}/manifest.json",
+    log:
+        "<logs>/fetch_model/{model}.log",
+    conda:
+        "../../envs/calibration.yaml"
+    resources:
+        download=1,
+        mem="8GB",
+        runtime="2h",
+    params:
+        code=code("fetch_model.py"),
+        settings=model_source,
+        directory=subpath(output[0], parent=True),
+        downloads=subpath(output[0], ancestor=3),
+    shell:
+        "python {SCRIPTS}/fetch_model.py --model {wildcards.model} --settings {params.settings:q}"
+        " --output-directory {params.directory:q} --downloads {params.downloads:q}/downloads"
+        " 2>&1 | tee {log:q}"

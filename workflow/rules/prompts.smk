@@ -1,0 +1,21 @@
+"""Prompts: the parameter grids of the distribution families, written out once."""
+
+
+rule generate_prompts:
+    """Expand the parameter grids to one prompt a line: train, unseen and held-out."""
+    input:
+        families=PLAN.families_file,
+    output:
+        train="<results>/prompts/train.jsonl",
+        unseen="<results>/prompts/unseen.jsonl",
+        heldout="<results>/prompts/heldout.jsonl",
+    log:
+        "<logs>/generate_prompts.log",
+    conda:
+        "../../envs/calibration.yaml"
+    params:
+        code=code("generate_prompts.py"),
+        directory=subpath(output.train, parent=True),
+    shell:
+        "python {SCRIPTS}/generate_prompts.py --families {input.families:q}"
+        " --output-directory {params.directory:q} 2>&1 | tee {log:q}"

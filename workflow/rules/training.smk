@@ -1,0 +1,32 @@
+"""Training: one LoRA adapter for each model, trained method and seed."""
+
+
+rule train_adapter:
+    """Fine-tune a base model on the training prompts; resumes where it was killed."""
+    input:
+        prompts="<results>/prompts/train.jsonl",
+        model="<resources>/models/{model}/manifest.json",
+    output:
+        weights="<results>/{model}/{method}/seed{seed}/adapter/adapter_model.safetensors",
+        config="<results>/{model}/{method}/seed{seed}/adapter/adapter_config.json",
+        history="<results>/{model}/{method}/seed{seed}/history.jsonl",
+    log:
+        "<logs>/train_adapter/{model}/{method}/seed{seed}.log",
+    benchmark:
+        "<benchmarks>/train_adapter/{model}/{method}/seed{seed}.jsonl"
+    conda:
+        "../../envs/calibration.yaml"
+    threads: threads_of
+    resources:
+        gpu=gpus_of,
+        mem=memory_of,
+        runtime=runtime_of,
+    params:
+        code=code("train_adapter.py"),
+        settings=training_settings,
+        directory=subpath(output.history, parent=True),
+    shell:
+        "python {SCRIPTS}/train_adapter.py --model {input.model:q} --prompts {input.prompts:q}"
+        " --settings {params.settings:q} --seed {wildcards.seed} --threads {threads}"
+        " --label {wildcards.model}/{wildcards.method}/seed{wildcards.seed}"
+        " --output-directory {params.directory:q} 2>&1 | tee {log:q}"

@@ -1,0 +1,1 @@
+"""The evaluations, a module each."""

@@ -1,0 +1,180 @@
+"""The 30 distribution families as a table (Paper A, appendix on families).
+
+A family has a display name for prompts, its parameters in the order in which prompts list them,
+and a scipy constructor. A new family is a row of `FAMILIES` and a grid in config/families.yaml.
+"""
+
+import difflib
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+from scipy import stats
+
+from calibration_tuning.errors import InputError
+from calibration_tuning.output_space import OutputSpace, continuous_space, integer_space
+
+
+class Family(NamedTuple):
+    """A row of the table: `freeze` takes the parameters in order and returns a scipy distribution."""
+
+    display_name: str
+    parameters: tuple[str, ...]
+    freeze: Callable
+    is_integer: bool = False
+
+
+FAMILIES: dict[str, Family] = {
+    "uniform": Family("Uniform", ("a", "b"), lambda a, b: stats.uniform(a, b - a)),
+    "gaussian": Family("Gaussian", ("mu", "sigma"), stats.norm),
+    "beta": Family("Beta", ("alpha", "beta"), stats.beta),
+    "binomial": Family("Binomial", ("n", "p"), stats.binom, True),
+    "exponential": Family("Exponential", ("lambda",), lambda rate: stats.expon(scale=1 / rate)),
+    "geometric": Family("Geometric", ("p",), stats.geom, True),
+    "negative_binomial": Family("Negative Binomial", ("r", "p"), stats.nbinom, True),
+    "lognormal": Family(
+        "LogNormal", ("mu", "sigma"), lambda mu, sigma: stats.lognorm(sigma, scale=math.exp(mu))
+    ),
+    "triangular": Family(
+        "Triangular",
+        ("a", "c", "b"),
+        lambda a, c, b: stats.triang((c - a) / (b - a), loc=a, scale=b - a),
+    ),
+    "rayleigh": Family("Rayleigh", ("sigma",), lambda sigma: stats.rayleigh(scale=sigma)),
+    "cauchy": Family("Cauchy", ("x0", "gamma"), stats.cauchy),
+    "student_t": Family("Student's t", ("nu",), stats.t),
+    "chi_square": Family("Chi-Square", ("nu",), stats.chi2),
+    "f_distribution": Family("F-Distribution", ("d1", "d2"), stats.f),
+    "gamma": Family("Gamma", ("alpha", "beta"), lambda alpha, beta: stats.gamma(alpha, scale=beta)),
+    "laplace": Family("Laplace", ("mu", "b"), stats.laplace),
+    "logistic": Family("Logistic", ("mu", "s"), stats.logistic),
+    "pareto": Family("Pareto", ("alpha", "xm"), lambda alpha, xm: stats.pareto(alpha, scale=xm)),
+    "hypergeometric": Family("Hypergeometric", ("M", "K", "N"), stats.hypergeom, True),
+    "gumbel": Family("Gumbel", ("mu", "beta"), stats.gumbel_r),
+    "skellam": Family("Skellam", ("mu1", "mu2"), stats.skellam, True),
+    "beta_binomial": Family("Beta-Binomial", ("n", "alpha", "beta"), stats.betabinom, True),
+    "lomax": Family("Lomax", ("alpha", "lambda"), lambda alpha, s: stats.lomax(alpha, scale=s)),
+    "inverse_gaussian": Family(
+        "Inverse Gaussian", ("mu", "lambda"), lambda mu, s: stats.invgauss(mu / s, scale=s)
+    ),
+    "bernoulli": Family("Bernoulli", ("p",), stats.bernoulli, True),
+    "poisson": Family("Poisson", ("lambda",), stats.poisson, True),
+    "weibull": Family("Weibull", ("k", "lambda"), lambda k, s: stats.weibull_min(k, scale=s)),
+    "maxwell": Family("Maxwell", ("scale",), lambda scale: stats.maxwell(scale=scale)),
+    "chi": Family("Chi", ("df",), stats.chi),
+    "truncnorm": Family(
+        "TruncNorm",
+        ("mu", "sigma", "lower", "upper"),
+        lambda mu, sigma, lower, upper: stats.truncnorm(
+            (lower - mu) / sigma, (upper - mu) / sigma, mu, sigma
+        ),
+    ),
+}
+
+
+def format_number(value: float) -> str:
+    """The shortest decimal form that is right to 6 significant digits."""
+    return format(value + 0.0, ".6g")  # + 0.0 turns -0.0 into 0.0
+
+
+@dataclass(frozen=True)
+class Distribution:
+    """A family with its parameters.
+
+    Parameters
+    ----------
+    family : str
+        A key of `FAMILIES`.
+    params : dict of str to float
+        Every parameter of the family, by name.
+
+    Raises
+    ------
+    InputError
+        For an unknown family, missing or unknown parameters, or values it does not exist for.
+    """
+
+    family: str
+    params: dict[str, float]
+
+    def __post_init__(self):
+        if self.family not in FAMILIES:
+            close = difflib.get_close_matches(self.family, FAMILIES, n=1)
+            hint = f"did you mean {close[0]}? " if close else ""
+            raise InputError(
+                f"family {self.family!r} does not exist; {hint}expected one of: "
+                f"{', '.join(FAMILIES)}"
+            )
+        expected = FAMILIES[self.family].parameters
+        if set(self.params) != set(expected):
+            raise InputError(
+                f"family {self.family}: expected the parameters {', '.join(expected)}, "
+                f"got {', '.join(self.params) or 'none'}"
+            )
+
+    def __hash__(self) -> int:
+        return hash((self.family, tuple(sorted(self.params.items()))))
+
+    @cached_property
+    def scipy(self):
+        """The frozen scipy distribution."""
+        family = FAMILIES[self.family]
+        values = [self.params[name] for name in family.parameters]
+        shown = ", ".join(f"{name}={self.params[name]}" for name in family.parameters)
+        try:
+            frozen = family.freeze(*values)
+            bounds = frozen.support()
+        except (ArithmeticError, TypeError, ValueError):
+            bounds = (math.nan, math.nan)
+        if any(math.isnan(bound) for bound in bounds) or math.isnan(frozen.ppf(0.5)):
+            raise InputError(f"family {self.family}: no such distribution with {shown}")
+        return frozen
+
+    @property
+    def display_name(self) -> str:
+        """The name that prompts use."""
+        return FAMILIES[self.family].display_name
+
+    @property
+    def is_integer(self) -> bool:
+        """Whether its values are integers."""
+        return FAMILIES[self.family].is_integer
+
+    @property
+    def support(self) -> tuple[float, float]:
+        """Lowest and highest possible value; may be infinite."""
+        low, high = self.scipy.support()
+        return float(low), float(high)
+
+    @property
+    def prompt(self) -> str:
+        """The request for one value (Paper A, prompts; our shorter number format)."""
+        parameters = ", ".join(
+            f"{name}={format_number(self.params[name])}"
+            for name in FAMILIES[self.family].parameters
+        )
+        return (
+            f"Generate exactly ONE random number from a {self.display_name} distribution with "
+            f"parameters {parameters}. Output ONLY the number."
+        )
+
+    def output_space(self, decimals: int, max_bins: int) -> OutputSpace:
+        """Canonical texts and their probabilities; see `calibration_tuning.output_space`.
+
+        Parameters
+        ----------
+        decimals : int
+            Decimals of a continuous value's text.
+        max_bins : int
+            Most texts of a continuous distribution; a larger grid is thinned.
+
+        Raises
+        ------
+        InputError
+            If the space would be empty or too large to list.
+        """
+        if self.is_integer:
+            return integer_space(self.scipy)
+        return continuous_space(self.scipy, decimals, max_bins)

@@ -1,0 +1,65 @@
+"""Reading and writing the files between steps: whole or not at all, and never a bare traceback."""
+
+import hashlib
+import json
+import os
+import tempfile
+from pathlib import Path
+
+from calibration_tuning.errors import InputError
+
+
+def write_atomic(path: Path | str, content: bytes | str) -> None:
+    """Write a file under a temporary name and rename it, so that no reader sees half of it.
+
+    Raises
+    ------
+    InputError
+        If it cannot be written, for example because the disk is full.
+    """
+    path = Path(path)
+    data = content.encode() if isinstance(content, str) else content
+    temporary = None
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    except OSError as error:
+        if temporary is not None:
+            Path(temporary).unlink(missing_ok=True)
+        raise InputError(
+            f"{path}: cannot be written ({error.strerror}); what is already finished is kept"
+        ) from None
+
+
+def read_json(path: Path | str) -> dict:
+    """Read a JSON object.
+
+    Raises
+    ------
+    InputError
+        If the file is missing or not a JSON object.
+    """
+    try:
+        content = json.loads(Path(path).read_text())
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror})") from None
+    except ValueError:
+        raise InputError(f"{path}: not valid JSON") from None
+    if not isinstance(content, dict):
+        raise InputError(f"{path}: expected a JSON object")
+    return content
+
+
+def to_jsonl(records: list[dict]) -> str:
+    """One JSON object a line; NaN is refused, since it is not JSON."""
+    return "".join(json.dumps(record, allow_nan=False) + "\n" for record in records)
+
+
+def sha256(path: Path | str) -> str:
+    """SHA-256 of a file's content, in hexadecimal."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,286 @@
+"""From configuration to cells: validation, the settings each rule depends on, code hashes.
+
+The Snakefile imports this, so it uses the standard library, jsonschema and PyYAML only.
+"""
+
+import ast
+import difflib
+import hashlib
+import json
+import os
+import re
+from dataclasses import dataclass
+from functools import cache
+from itertools import product
+from pathlib import Path
+
+import jsonschema
+import yaml
+
+from calibration_tuning.errors import InputError
+
+SPLITS = ("train", "unseen", "heldout")
+BYTES_PER_TEXT = 2_000
+"""Memory of one canonical text in a prefix trie, measured on 16,384 texts with five decimals."""
+
+
+def load_yaml(path: str | Path) -> dict:
+    """Read a YAML mapping.
+
+    Raises
+    ------
+    InputError
+        If the file is missing, is not YAML or is not a mapping.
+    """
+    try:
+        content = yaml.safe_load(Path(path).read_text())
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror})") from None
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f" at line {mark.line + 1}" if mark else ""
+        raise InputError(f"{path}: not valid YAML{where}") from None
+    if not isinstance(content, dict):
+        raise InputError(f"{path}: expected a mapping of keys to values")
+    return content
+
+
+def validate(content: dict, schema: dict, name: str) -> None:
+    """Check content against a JSON schema.
+
+    Raises
+    ------
+    InputError
+        One line with the file, the key and what was expected; for an unknown key, what exists.
+    """
+    errors = list(jsonschema.Draft202012Validator(schema).iter_errors(content))
+    if errors:
+        raise InputError(f"{name}: {_describe(jsonschema.exceptions.best_match(errors))}")
+
+
+def _describe(error: jsonschema.ValidationError) -> str:
+    key = ".".join(str(part) for part in error.absolute_path)
+    value, expected = error.instance, error.validator_value
+    if error.validator == "additionalProperties":
+        known = list(error.schema.get("properties", {}))
+        unknown = next(k for k in value if k not in known and not _matches_pattern(k, error.schema))
+        where = f"{key}.{unknown}" if key else unknown
+        return f"unknown key {where}; {_what_exists(str(unknown), known)}"
+    if error.validator == "required":
+        missing = next(k for k in expected if k not in value)
+        return f"{key}.{missing}: this key is required".lstrip(".")
+    if error.validator == "type" and isinstance(value, str) and _is_number(value):
+        return (
+            f"{key}: expected {expected}, got the text '{value}' "
+            "(YAML reads a number such as 1e-4 as text; write 1.0e-4)"
+        )
+    if error.validator == "enum":
+        return f"{key}: unknown value {value!r}; {_what_exists(str(value), expected)}"
+    if error.validator == "type":
+        return f"{key}: expected {expected}, got {value!r}"
+    return f"{key}: {error.message}"
+
+
+def _matches_pattern(key: str, schema: dict) -> bool:
+    return any(re.search(pattern, str(key)) for pattern in schema.get("patternProperties", {}))
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _what_exists(word: str, known) -> str:
+    """'did you mean x?' where one is close, and what exists."""
+    known = [str(k) for k in known]
+    close = difflib.get_close_matches(word, known, n=1)
+    hint = f"did you mean {close[0]}? " if close else ""
+    return f"{hint}expected one of: {', '.join(known)}"
+
+
+def check_exists(value: str, known, what: str) -> None:
+    """Refuse a name that is not among the known ones.
+
+    Raises
+    ------
+    InputError
+        Names the value and what exists.
+    """
+    if value not in known:
+        raise InputError(f"{what} {value!r} does not exist; {_what_exists(value, known)}")
+
+
+def canonical(settings: dict) -> str:
+    """Settings as JSON with sorted keys, so that the order of YAML keys never matters."""
+    return json.dumps(settings, sort_keys=True)
+
+
+def one_of(names) -> str:
+    """A wildcard constraint that allows these names only."""
+    return "|".join(re.escape(name) for name in names)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A validated configuration: what to run and what each part of it depends on.
+
+    Attributes
+    ----------
+    models, methods, evaluations : dict
+        All entries by name, with their defaults filled in.
+    select : dict
+        Names of the models, methods and evaluations, and the seeds, that `all` runs.
+    families_file : str
+        The prompt grids.
+    """
+
+    models: dict[str, dict]
+    methods: dict[str, dict]
+    evaluations: dict[str, dict]
+    select: dict[str, list]
+    families_file: str
+
+    def is_trained(self, method: str) -> bool:
+        """Whether a method has an adapter."""
+        return self.methods[method]["objective"] != "none"
+
+    def cells(self, trained_only: bool = False) -> list[tuple[str, str, int]]:
+        """The selected (model, method, seed) cells."""
+        methods = [m for m in self.select["methods"] if not trained_only or self.is_trained(m)]
+        return list(product(self.select["models"], methods, self.select["seeds"]))
+
+    def source_settings(self, model: str) -> dict:
+        """What the downloaded files of a model depend on."""
+        keys = ("source", "sha256", "license", "license_page")
+        return {key: self.models[model][key] for key in keys if key in self.models[model]}
+
+    def training_settings(self, model: str, method: str) -> dict:
+        """What an adapter depends on, beside prompts, base model and seed."""
+        entry = self.models[model]
+        return self.methods[method] | {
+            "dtype": entry["dtype"],
+            "chat": entry.get("chat", {}),
+            "micro_batch": entry["micro_batch"],
+        }
+
+    def evaluation_settings(self, model: str, evaluation: str) -> dict:
+        """What an evaluation's samples depend on, beside adapter, base model and seed."""
+        entry = self.models[model]
+        return self.evaluations[evaluation] | {
+            "dtype": entry["dtype"],
+            "chat": entry.get("chat", {}),
+        }
+
+
+def load_plan(config: dict, config_files: list, root: str | Path) -> Plan:
+    """Validate the merged configuration and the files it names.
+
+    Parameters
+    ----------
+    config : the configuration as Snakemake merged it
+    config_files : the files it was merged from, for messages
+    root : folder of the Snakefile
+
+    Raises
+    ------
+    InputError
+        One line for the first thing that is wrong.
+    """
+    name = " + ".join(os.path.relpath(path) for path in config_files)
+    schemas = Path(root) / "workflow" / "schemas"
+    validate(config, load_yaml(schemas / "config.schema.yaml"), name)
+    registry = load_yaml(config["models_file"])
+    validate(registry, load_yaml(schemas / "models.schema.yaml"), config["models_file"])
+    validate(
+        load_yaml(config["families_file"]),
+        load_yaml(schemas / "families.schema.yaml"),
+        config["families_file"],
+    )
+    models = {slug: registry["defaults"] | entry for slug, entry in registry["models"].items()}
+    methods = {
+        method: (config["training_defaults"] | entry if entry["objective"] != "none" else entry)
+        for method, entry in config["methods"].items()
+    }
+    for kind, known in (("models", models), ("methods", methods)):
+        for value in config["select"][kind]:
+            check_exists(value, known, f"{name}: select.{kind}:")
+    for method, entry in methods.items():
+        if entry["objective"] != "none":
+            _check_budget(entry, f"{name}: methods.{method}")
+    for evaluation, entry in config["evaluations"].items():
+        _check_bins(entry, f"{name}: evaluations.{evaluation}")
+    return Plan(models, methods, config["evaluations"], config["select"], config["families_file"])
+
+
+def _check_budget(settings: dict, where: str) -> None:
+    """Refuse a training budget that cannot be met."""
+    packing = settings["packing"]
+    for key in ("values_per_prompt", "batch"):
+        if settings[key] % packing:
+            raise InputError(
+                f"{where}.{key}: {settings[key]} is not divisible by packing {packing}; expected "
+                "a multiple of it, since a visit to a prompt draws that many values"
+            )
+    _check_bins(settings, where)
+
+
+def _check_bins(settings: dict, where: str) -> None:
+    """Refuse output spaces that do not fit this machine's memory."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    needed = settings["max_bins"] * BYTES_PER_TEXT
+    if needed > memory / 2:
+        raise InputError(
+            f"{where}.max_bins: {settings['max_bins']} texts a prompt need about "
+            f"{needed / 2**30:.1f} GiB, more than half of this machine's "
+            f"{memory / 2**30:.1f} GiB; expected a smaller max_bins"
+        )
+
+
+def code_hash(script: str | Path) -> str:
+    """Hash of a program's code and of all modules of ours that it imports.
+
+    Taken over syntax trees without docstrings, so that comments, docstrings, layout, a touch or
+    another checkout change nothing, and every changed statement does.
+    """
+    script = Path(script)
+    seen: dict[Path, str] = {}
+    pending = [script]
+    while pending:
+        path = pending.pop()
+        if path in seen:
+            continue
+        seen[path], imports = _tree_and_imports(path, path.stat().st_mtime_ns)
+        for module in imports:
+            file = script.parent.joinpath(*module.split("."))
+            candidates = (file.with_suffix(".py"), file / "__init__.py")
+            pending += [candidate for candidate in candidates if candidate.exists()]
+    trees = sorted((str(path.relative_to(script.parent)), tree) for path, tree in seen.items())
+    return hashlib.sha256(repr(trees).encode()).hexdigest()[:16]
+
+
+@cache
+def _tree_and_imports(path: Path, modified: int) -> tuple[str, list[str]]:
+    """A file's syntax tree as text, without docstrings, and the modules it may import."""
+    tree = ast.parse(path.read_text())
+    modules = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            modules += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            modules += [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+        body = getattr(node, "body", None)
+        if isinstance(body, list) and body and _is_text(body[0]):
+            node.body = body[1:]
+    ours = [module for module in modules if module.split(".")[0] == "calibration_tuning"]
+    return ast.dump(tree), ours
+
+
+def _is_text(node: ast.AST) -> bool:
+    return (
+        isinstance(node, ast.Expr)
+        and isinstance(node.value, ast.Constant)
+        and isinstance(node.value.value, str)
+    )

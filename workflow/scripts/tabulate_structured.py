@@ -1,0 +1,34 @@
+"""Write the summary of structured sampling as CSV, Markdown and LaTeX, and print it.
+
+Example:
+    python workflow/scripts/tabulate_structured.py --metrics results/tables/metrics.csv \
+        --csv results/tables/structured.csv --markdown results/tables/structured.md \
+        --latex results/tables/structured.tex
+"""
+
+import argparse
+from pathlib import Path
+
+from calibration_tuning import errors, files, tables
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--metrics", type=Path, required=True, help="metrics.csv")
+    parser.add_argument("--csv", type=Path, required=True)
+    parser.add_argument("--markdown", type=Path, required=True)
+    parser.add_argument("--latex", type=Path, required=True)
+    return parser.parse_args()
+
+
+def main() -> None:
+    arguments = parse_arguments()
+    table = tables.summary(tables.read_tidy(arguments.metrics))
+    files.write_atomic(arguments.csv, table.to_csv(index=False))
+    files.write_atomic(arguments.markdown, tables.to_markdown(table))
+    files.write_atomic(arguments.latex, tables.to_latex(table))
+    print(tables.headline(table), end="")
+
+
+if __name__ == "__main__":
+    errors.run(main)

@@ -1,0 +1,86 @@
+"""Fine-tune a base model on sampling prompts and save a PEFT adapter.
+
+Example:
+    python workflow/scripts/train_adapter.py --model resources/models/smollm2-135m/manifest.json \
+        --prompts results/prompts/train.jsonl --settings '{"objective": "soft_target", ...}' \
+        --seed 11 --threads 2 --label smollm2-135m/soft/seed11 \
+        --output-directory results/smollm2-135m/soft/seed11
+"""
+
+import argparse
+import hashlib
+import json
+import shutil
+from pathlib import Path
+
+import torch
+
+from calibration_tuning import chat, checkpoints, errors, files, prompts, training
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", type=Path, required=True, help="the base model's manifest.json")
+    parser.add_argument("--prompts", type=Path, required=True)
+    parser.add_argument("--settings", type=json.loads, required=True, help="a JSON object")
+    parser.add_argument("--seed", type=int, required=True)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--label", default="training", help="name of the run in the progress bar")
+    parser.add_argument("--output-directory", type=Path, required=True)
+    return parser.parse_args()
+
+
+def work_folder(arguments: argparse.Namespace) -> Path:
+    """The folder of checkpoints of exactly this run; those of other settings are removed."""
+    identity = json.dumps(
+        {
+            "settings": arguments.settings,
+            "seed": arguments.seed,
+            "prompts": files.sha256(arguments.prompts),
+            "model": files.sha256(arguments.model),
+        },
+        sort_keys=True,
+    )
+    digest = hashlib.sha256(identity.encode()).hexdigest()[:12]
+    work = arguments.output_directory / f"work-{digest}"
+    for other in arguments.output_directory.glob("work-*"):
+        if other != work:
+            shutil.rmtree(other)
+    work.mkdir(parents=True, exist_ok=True)
+    return work
+
+
+def main() -> None:
+    arguments = parse_arguments()
+    settings, seed = arguments.settings, arguments.seed
+    torch.set_num_threads(arguments.threads)
+    folder = arguments.model.parent
+    records = prompts.read_prompts(arguments.prompts)
+    visits = training.plan_visits([record["family"] for record in records], settings, seed)
+    tokenizer = checkpoints.load_tokenizer(folder)
+    end_id = chat.end_of_turn_id(tokenizer, settings["chat"])
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    base = checkpoints.load_model(folder, dtype=settings["dtype"], device=device)
+    model = checkpoints.attach_new_adapter(base, settings["lora"], seed)
+    dataset = training.VisitDataset(
+        records,
+        visits,
+        settings,
+        encode_prompt=lambda text: chat.encode_prompt(tokenizer, text, settings["chat"]),
+        encode=chat.completion_encoder(tokenizer),
+        end_id=end_id,
+        seed=seed,
+    )
+    work = work_folder(arguments)
+    history = training.train(
+        model, dataset, settings, settings["micro_batch"], seed, work, arguments.label
+    )
+    checkpoints.save_adapter(
+        model, arguments.output_directory / "adapter", files.read_json(arguments.model)["revision"]
+    )
+    files.write_atomic(arguments.output_directory / "history.jsonl", files.to_jsonl(history))
+    shutil.rmtree(work)
+
+
+if __name__ == "__main__":
+    errors.run(main)
