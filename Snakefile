@@ -33,6 +33,5 @@ include: "workflow/rules/targets.smk"
 
 rule all:
     input:
-        rules.tables.input,
-        rules.figures.input,
+        rules.write_report.output,
     default_target: True

@@ -4,14 +4,21 @@ Everything that is computed here lives in calibration_tuning.planning, where it 
 """
 
 import os
+import shlex
 import sys
 
 SCRIPTS = os.path.join(workflow.basedir, "workflow", "scripts")
 sys.path.insert(0, SCRIPTS)
 
-from calibration_tuning import planning
+from calibration_tuning import errors, planning
 
-PLAN = planning.load_plan(config, workflow.configfiles, workflow.basedir)
+try:
+    PLAN = planning.load_plan(config, workflow.configfiles, workflow.basedir)
+except errors.InputError as error:
+    sys.exit(f"error: {error}")
+
+SNAKEFILE = os.path.join(workflow.basedir, "Snakefile")
+CONFIG_FILES = " ".join(shlex.quote(str(path)) for path in reversed(workflow.configfiles))
 
 
 report: "../report/workflow.rst"
@@ -70,3 +77,39 @@ def cell_files(pattern, trained_only=False):
         pattern.format(model=model, method=method, seed=seed)
         for model, method, seed in PLAN.cells(trained_only)
     ]
+
+
+def gallery_samples(wildcards):
+    """The samples of each selected method with the first seed."""
+    pattern = "<results>/{model}/{method}/seed{seed}/structured/samples.parquet"
+    seed = PLAN.select["seeds"][0]
+    return [
+        pattern.format(model=wildcards.model, method=method, seed=seed)
+        for method in PLAN.select["methods"]
+    ]
+
+
+def gallery_arguments(wildcards, input):
+    return [
+        f"--samples {method}={path}"
+        for method, path in zip(PLAN.select["methods"], input.samples)
+    ]
+
+
+def training_histories(wildcards):
+    """The histories of each selected trained method and seed."""
+    pattern = "<results>/{model}/{method}/seed{seed}/history.jsonl"
+    return [
+        pattern.format(model=model, method=method, seed=seed)
+        for model, method, seed in PLAN.cells(trained_only=True)
+        if model == wildcards.model
+    ]
+
+
+def training_arguments(wildcards, input):
+    methods = [
+        method
+        for model, method, seed in PLAN.cells(trained_only=True)
+        if model == wildcards.model
+    ]
+    return [f"--history {method}={path}" for method, path in zip(methods, input)]

@@ -9,6 +9,8 @@ rule generate_prompts:
         train="<results>/prompts/train.jsonl",
         unseen="<results>/prompts/unseen.jsonl",
         heldout="<results>/prompts/heldout.jsonl",
+        unseen_selected="<results>/prompts/unseen_selected.jsonl",
+        heldout_selected="<results>/prompts/heldout_selected.jsonl",
     log:
         "<logs>/generate_prompts.log",
     conda:

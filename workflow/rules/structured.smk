@@ -4,8 +4,8 @@
 rule sample_structured:
     """Sample the selected prompts and measure the divergence from their targets."""
     input:
-        unseen="<results>/prompts/unseen.jsonl",
-        heldout="<results>/prompts/heldout.jsonl",
+        unseen="<results>/prompts/unseen_selected.jsonl",
+        heldout="<results>/prompts/heldout_selected.jsonl",
         model="<resources>/models/{model}/manifest.json",
         adapter=adapter_of,
     output:
@@ -42,8 +42,8 @@ rule score_structured:
         samples="<results>/{model}/{method}/seed{seed}/structured/samples.parquet",
         divergences="<results>/{model}/{method}/seed{seed}/structured/divergences.jsonl",
         run="<results>/{model}/{method}/seed{seed}/structured/run.json",
-        unseen="<results>/prompts/unseen.jsonl",
-        heldout="<results>/prompts/heldout.jsonl",
+        unseen="<results>/prompts/unseen_selected.jsonl",
+        heldout="<results>/prompts/heldout_selected.jsonl",
     output:
         "<results>/{model}/{method}/seed{seed}/structured/metrics.json",
     log:

@@ -51,5 +51,30 @@ rule figures:
     """All figures."""
     localrule: True
     input:
-        rules.plot_gallery.output,
-        rules.plot_training.output,
+        expand(
+            "<results>/figures/{figure}/{model}.{form}",
+            figure=["gallery", "training"] if PLAN.cells(trained_only=True) else ["gallery"],
+            model=PLAN.select["models"],
+            form=["png", "pdf"],
+        ),
+
+
+rule write_report:
+    """Snakemake's own report over all tables and figures, and the headline numbers."""
+    localrule: True
+    input:
+        rules.tables.input,
+        rules.figures.input,
+        headline="<results>/tables/structured.txt",
+    output:
+        "<results>/report.html",
+    log:
+        "<logs>/write_report.log",
+    conda:
+        "../../envs/calibration.yaml"
+    shell:
+        # --nolock: the run that this job belongs to holds the lock, and a report only reads.
+        "snakemake --snakefile {SNAKEFILE:q} --configfile {CONFIG_FILES} --report {output:q}"
+        " --nolock > {log:q} 2>&1\n"
+        "cat {input.headline:q}\n"
+        "echo 'The report: {output}'"

@@ -48,7 +48,7 @@ def main() -> None:
     figure = figures.gallery(
         {method: structured.read_samples(path) for method, path in arguments.samples},
         {
-            split: prompts.read_prompts(arguments.prompts_directory / f"{split}.jsonl")
+            split: prompts.read_prompts(arguments.prompts_directory / f"{split}_selected.jsonl")
             for split in SPLITS
         },
         count=arguments.count,

@@ -48,9 +48,8 @@ def main() -> None:
         (number, split, index, record)
         for number, split in enumerate(SPLITS)
         for index, record in enumerate(
-            prompts.read_prompts(arguments.prompts_directory / f"{split}.jsonl")
+            prompts.read_prompts(arguments.prompts_directory / f"{split}_selected.jsonl")
         )
-        if record["selected"]
     ]
     tokenizer = checkpoints.load_tokenizer(folder)
     device = "cuda" if torch.cuda.is_available() else "cpu"

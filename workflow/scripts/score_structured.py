@@ -41,7 +41,7 @@ def main() -> None:
         structured.read_samples(arguments.samples),
         structured.read_divergences(arguments.divergences),
         {
-            split: prompts.read_prompts(arguments.prompts_directory / f"{split}.jsonl")
+            split: prompts.read_prompts(arguments.prompts_directory / f"{split}_selected.jsonl")
             for split in SPLITS
         },
         decimals=arguments.decimals,

@@ -1,9 +1,9 @@
-"""Write the summary of structured sampling as CSV, Markdown and LaTeX, and print it.
+"""Write the summary of structured sampling as CSV, Markdown, LaTeX and HTML, and print it.
 
 Example:
     python workflow/scripts/tabulate_structured.py --metrics results/tables/metrics.csv \
         --csv results/tables/structured.csv --markdown results/tables/structured.md \
-        --latex results/tables/structured.tex
+        --latex results/tables/structured.tex --html results/tables/structured.html
 """
 
 import argparse
@@ -18,6 +18,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--csv", type=Path, required=True)
     parser.add_argument("--markdown", type=Path, required=True)
     parser.add_argument("--latex", type=Path, required=True)
+    parser.add_argument("--html", type=Path, required=True)
     return parser.parse_args()
 
 
@@ -27,6 +28,7 @@ def main() -> None:
     files.write_atomic(arguments.csv, table.to_csv(index=False))
     files.write_atomic(arguments.markdown, tables.to_markdown(table))
     files.write_atomic(arguments.latex, tables.to_latex(table))
+    files.write_atomic(arguments.html, tables.to_html(table))
     print(tables.headline(table), end="")
 
 

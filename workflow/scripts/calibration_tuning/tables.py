@@ -138,6 +138,23 @@ def to_latex(table: pd.DataFrame) -> str:
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}"]) + "\n"
 
 
+def to_html(table: pd.DataFrame) -> str:
+    """A summary as a page of its own, for the report."""
+    header, rows = _formatted(table, plus_minus="±")
+    style = (
+        "body{font:15px system-ui,sans-serif;margin:1em;overflow-x:auto}"
+        "table{border-collapse:collapse}"
+        "th,td{padding:.3em .8em;text-align:right;border-bottom:1px solid #ddd;white-space:nowrap}"
+        "th:nth-child(-n+3),td:nth-child(-n+3){text-align:left}"
+    )
+    body = pd.DataFrame(rows, columns=header).to_html(index=False, border=0)
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        f"<title>Structured sampling</title><style>{style}</style></head>\n"
+        f"<body>{body}</body></html>\n"
+    )
+
+
 def headline(table: pd.DataFrame) -> str:
     """A summary as a few aligned lines for a terminal."""
     header, rows = _formatted(table, plus_minus="±")

@@ -20,11 +20,7 @@ from calibration_tuning.errors import InputError
 from calibration_tuning.families import Distribution
 
 SAMPLE_COLUMNS = ("split", "prompt_index", "text")
-DIVERGENCE_KEYS = (
-    "split",
-    "prompt_index",
-    "family",
-    "params",
+DIVERGENCE_VALUES = (
     "logit_kl",
     "logit_kl_standard_error",
     "sequence_kl",
@@ -33,6 +29,7 @@ DIVERGENCE_KEYS = (
     "exact",
     "paths",
 )
+DIVERGENCE_KEYS = ("split", "prompt_index", "family", "params", *DIVERGENCE_VALUES)
 # What a cell reports, each averaged over prompts. KL in nats; the rest without unit, but for
 # wasserstein (the unit of the samples) and distinct_values (a count).
 METRICS = (
@@ -208,7 +205,7 @@ def score_cell(
                 "family": record["family"],
                 "params": record["params"],
                 **score_prompt(list(group["text"]), distribution, decimals, max_bins),
-                **{key: divergence[key] for key in DIVERGENCE_KEYS[4:]},
+                **{key: divergence[key] for key in DIVERGENCE_VALUES},
             }
         )
     splits = sorted({prompt["split"] for prompt in scored}, key=list(prompts).index)

@@ -1,0 +1,103 @@
+"""Tables and figures over all selected cells."""
+
+
+rule collect_metrics:
+    """All metrics of all cells as one tidy table."""
+    input:
+        cell_files("<results>/{model}/{method}/seed{seed}/structured/metrics.json"),
+    output:
+        report(
+            "<results>/tables/metrics.csv",
+            caption="../report/metrics.rst",
+            category="Tables",
+            labels={"table": "all metrics"},
+        ),
+    log:
+        "<logs>/collect_metrics.log",
+    conda:
+        "../../envs/calibration.yaml"
+    params:
+        code=code("collect_metrics.py"),
+    shell:
+        "python {SCRIPTS}/collect_metrics.py --output {output:q} {input:q} 2>&1 | tee {log:q}"
+
+
+rule tabulate_structured:
+    """The summary of structured sampling: methods by split."""
+    input:
+        "<results>/tables/metrics.csv",
+    output:
+        csv="<results>/tables/structured.csv",
+        markdown="<results>/tables/structured.md",
+        latex="<results>/tables/structured.tex",
+        text="<results>/tables/structured.txt",
+        html=report(
+            "<results>/tables/structured.html",
+            caption="../report/structured_table.rst",
+            category="Tables",
+            labels={"table": "structured sampling"},
+        ),
+    log:
+        "<logs>/tabulate_structured.log",
+    conda:
+        "../../envs/calibration.yaml"
+    params:
+        code=code("tabulate_structured.py"),
+    shell:
+        "python {SCRIPTS}/tabulate_structured.py --metrics {input:q} --csv {output.csv:q}"
+        " --markdown {output.markdown:q} --latex {output.latex:q} --html {output.html:q}"
+        " > {output.text:q} 2> {log:q}"
+
+
+rule plot_gallery:
+    """A dozen prompts: the target against what each method samples."""
+    input:
+        samples=gallery_samples,
+        unseen="<results>/prompts/unseen_selected.jsonl",
+        heldout="<results>/prompts/heldout_selected.jsonl",
+    output:
+        png=report(
+            "<results>/figures/gallery/{model}.png",
+            caption="../report/gallery.rst",
+            category="Figures",
+            labels={"figure": "gallery", "model": "{model}"},
+        ),
+        pdf="<results>/figures/gallery/{model}.pdf",
+    log:
+        "<logs>/plot_gallery/{model}.log",
+    conda:
+        "../../envs/calibration.yaml"
+    params:
+        code=code("plot_gallery.py"),
+        decimals=lookup(dpath="evaluations/structured/decimals", within=config),
+        max_bins=lookup(dpath="evaluations/structured/max_bins", within=config),
+        samples=gallery_arguments,
+        prompts=subpath(input.unseen, parent=True),
+    shell:
+        "python {SCRIPTS}/plot_gallery.py --prompts-directory {params.prompts:q} {params.samples}"
+        " --decimals {params.decimals} --max-bins {params.max_bins} --png {output.png:q}"
+        " --pdf {output.pdf:q} 2>&1 | tee {log:q}"
+
+
+rule plot_training:
+    """Loss against steps of every trained method and seed of a model."""
+    input:
+        training_histories,
+    output:
+        png=report(
+            "<results>/figures/training/{model}.png",
+            caption="../report/training.rst",
+            category="Figures",
+            labels={"figure": "training curves", "model": "{model}"},
+        ),
+        pdf="<results>/figures/training/{model}.pdf",
+    log:
+        "<logs>/plot_training/{model}.log",
+    conda:
+        "../../envs/calibration.yaml"
+    params:
+        code=code("plot_training.py"),
+        histories=training_arguments,
+    shell:
+        "python {SCRIPTS}/plot_training.py {params.histories} --png {output.png:q}"
+        " --pdf {output.pdf:q} 2>&1 | tee {log:q}"

@@ -1,0 +1,284 @@
+"""Base models and adapters on disk: fetch, load, attach, save.
+
+A fetched model is a folder with safetensors, tokenizer, chat template and generation config.
+Its manifest.json, written last, lists the source, the resolved revision and every file's hash;
+without it the folder does not count.
+"""
+
+import json
+import os
+import re
+import shutil
+import tempfile
+from pathlib import Path
+
+from calibration_tuning import files, sources
+from calibration_tuning.errors import InputError
+
+os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+
+TARGET_MODULES = ("q_proj", "k_proj", "v_proj", "o_proj")
+
+
+def fetch(model: str, settings: dict, folder: Path, downloads: Path) -> None:
+    """Bring a base model to a folder and write its manifest.
+
+    Parameters
+    ----------
+    model : str
+        Its name in the registry.
+    settings : dict
+        source (an address or the addresses of a file's parts), and where known sha256, license
+        and license_page.
+    folder : Path
+        Replaced as a whole.
+    downloads : Path
+        Where packages are kept.
+
+    Raises
+    ------
+    InputError
+        If the source cannot be resolved, verified or read as a model.
+    """
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    for leftover in folder.parent.glob(f".{folder.name}.partial-*"):
+        shutil.rmtree(leftover)
+    partial = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}.partial-"))
+    try:
+        revision = sources.fetch_files(
+            settings["source"], settings.get("sha256"), downloads, partial
+        )
+        for gguf in partial.glob("*.gguf"):
+            print(f"converting {gguf.name} to safetensors", flush=True)
+            convert_gguf(gguf)
+            gguf.unlink()
+        _check_model_files(partial, settings["source"])
+        manifest = _manifest(model, settings, revision, partial)
+        if folder.exists():
+            shutil.rmtree(folder)
+        partial.chmod(0o755)
+        partial.rename(folder)
+    except OSError as error:
+        if error.filename is None and error.errno is None:
+            raise
+        raise InputError(f"{folder}: cannot be written ({error.strerror})") from None
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    files.write_atomic(folder / "manifest.json", json.dumps(manifest, indent=1) + "\n")
+
+
+def _check_model_files(folder: Path, source: str | list[str]) -> None:
+    for pattern in ("config.json", "*.safetensors", "tokenizer*"):
+        if not list(folder.glob(pattern)):
+            raise InputError(f"{source}: expected a model with {pattern}, found none")
+
+
+def _manifest(model: str, settings: dict, revision: str, folder: Path) -> dict:
+    return {
+        "model": model,
+        "source": settings["source"],
+        "revision": revision,
+        "license": settings.get("license"),
+        "license_page": settings.get("license_page"),
+        "files": {
+            str(path.relative_to(folder)): {
+                "size": path.stat().st_size,
+                "sha256": files.sha256(path),
+            }
+            for path in sorted(folder.rglob("*"))
+            if path.is_file()
+        },
+    }
+
+
+def convert_gguf(path: Path) -> None:
+    """Convert a GGUF file to float32 safetensors, tokenizer and configuration beside it.
+
+    transformers reads GGUF slowly, so this is done once. It marks the model as quantized, which
+    it no longer is, and would refuse to save it.
+
+    Raises
+    ------
+    InputError
+        If transformers cannot read the file.
+    """
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
+        model = AutoModelForCausalLM.from_pretrained(
+            path.parent, gguf_file=path.name, dtype=torch.float32
+        )
+    except (ValueError, KeyError, OSError, RuntimeError) as error:
+        reason = str(error).splitlines()[0]
+        raise InputError(f"{path.name}: cannot be read as a GGUF model ({reason})") from None
+    model.hf_quantizer = None
+    model.is_quantized = False
+    for owner, mark in ((model, "quantization_method"), (model.config, "quantization_config")):
+        if hasattr(owner, mark):
+            delattr(owner, mark)
+    model.save_pretrained(path.parent)
+    tokenizer.save_pretrained(path.parent)
+
+
+def check_fetched(folder: Path) -> dict:
+    """The manifest of a fetched model, after a look that its files are there and whole in size.
+
+    Raises
+    ------
+    InputError
+        Says how to fetch the model again.
+    """
+    remedy = f"fetch it again: snakemake --forcerun fetch_model -- {folder / 'manifest.json'}"
+    manifest = files.read_json(folder / "manifest.json")
+    for name, expected in manifest["files"].items():
+        path = folder / name
+        if not path.exists() or path.stat().st_size != expected["size"]:
+            raise InputError(f"{path}: missing or not whole; {remedy}")
+    return manifest
+
+
+def load_tokenizer(folder: Path):
+    """The tokenizer of a fetched model."""
+    from transformers import AutoTokenizer
+
+    check_fetched(folder)
+    return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+
+
+def load_model(folder: Path, dtype: str, device: str):
+    """A fetched base model in evaluation mode.
+
+    Parameters
+    ----------
+    folder : Path
+    dtype : str
+        float32 or bfloat16.
+    device : str
+
+    Raises
+    ------
+    InputError
+        If the folder is not a whole fetched model.
+    """
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
+
+    check_fetched(folder)
+    options = {"local_files_only": True, "trust_remote_code": False}
+    config = AutoConfig.from_pretrained(folder, **options)
+    # Gemma-3 4B and larger are image-text models; their text is reached through the same class.
+    image_text = getattr(config, "vision_config", None) is not None
+    loader = AutoModelForImageTextToText if image_text else AutoModelForCausalLM
+    try:
+        model = loader.from_pretrained(
+            folder, dtype=getattr(torch, dtype), use_safetensors=True, **options
+        )
+    except Exception as error:
+        if type(error).__name__ != "SafetensorError":
+            raise
+        raise InputError(f"{folder}: a weight file is corrupt ({error}); fetch it again") from None
+    return model.to(device).eval()
+
+
+def lora_config(lora: dict, model):
+    """PEFT's configuration for a method's LoRA settings.
+
+    Parameters
+    ----------
+    lora : dict
+        rank, alpha, dropout.
+    model : base model
+        Its attention projections are adapted; those of a vision tower are not.
+    """
+    import torch
+    from peft import LoraConfig
+
+    names = [
+        name
+        for name, module in model.named_modules()
+        if isinstance(module, torch.nn.Linear)
+        and name.split(".")[-1] in TARGET_MODULES
+        and "vision" not in name
+    ]
+    if not names:
+        raise InputError(
+            f"{model.config.name_or_path}: no {', '.join(TARGET_MODULES)} projections to adapt"
+        )
+    # One pattern instead of a list of hundreds: exactly these modules, whatever their layer.
+    shapes = sorted({re.sub(r"(?<=\.)\d+(?=\.)", "#", name) for name in names})
+    pattern = "|".join(re.escape(shape).replace(r"\#", r"\d+") for shape in shapes)
+    return LoraConfig(
+        r=lora["rank"],
+        lora_alpha=lora["alpha"],
+        lora_dropout=lora["dropout"],
+        target_modules=pattern,
+        task_type="CAUSAL_LM",
+    )
+
+
+def attach_new_adapter(model, lora: dict, seed: int):
+    """A PEFT model with a fresh adapter, drawn from the seed and kept in float32.
+
+    bfloat16 weights would lose the small updates of AdamW, so the adapter of a bfloat16 base
+    stays float32.
+    """
+    from peft import get_peft_model
+    from transformers import set_seed
+
+    config = lora_config(lora, model)
+    set_seed(seed)
+    return get_peft_model(model, config, autocast_adapter_dtype=True)
+
+
+def save_adapter(model, folder: Path, revision: str) -> None:
+    """Save an adapter in PEFT's form; the base's revision is recorded in its configuration.
+
+    The same adapter gives the same bytes: PEFT writes a set in no fixed order, so the
+    configuration is rewritten with sorted keys.
+    """
+    temporary = folder.with_name(f".{folder.name}.partial")
+    shutil.rmtree(temporary, ignore_errors=True)
+    if re.fullmatch(r"[0-9a-f]{40}", revision):  # PEFT takes this for a commit of the hub
+        model.peft_config["default"].revision = revision
+    model.save_pretrained(temporary)
+    (temporary / "README.md").unlink(missing_ok=True)
+    config = files.read_json(temporary / "adapter_config.json")
+    text = json.dumps(config, indent=1, sort_keys=True) + "\n"
+    files.write_atomic(temporary / "adapter_config.json", text)
+    shutil.rmtree(folder, ignore_errors=True)
+    temporary.rename(folder)
+
+
+def load_adapter(model, folder: Path, merge: bool):
+    """A base model with a saved adapter.
+
+    Parameters
+    ----------
+    model : base model
+    folder : Path
+        With adapter_config.json and adapter_model.safetensors.
+    merge : bool
+        Add the adapter into the base's weights: the same model to rounding, and faster. In
+        bfloat16 the rounding would be larger than the adapter's effect, so do not.
+
+    Raises
+    ------
+    InputError
+        If the adapter is missing or corrupt.
+    """
+    from peft import PeftModel
+    from safetensors import SafetensorError, safe_open
+
+    weights = folder / "adapter_model.safetensors"
+    try:
+        with safe_open(weights, framework="pt") as adapter:
+            adapter.keys()
+    except (SafetensorError, OSError) as error:
+        raise InputError(
+            f"{weights}: not a whole adapter ({error}); train it again: "
+            f"snakemake --forcerun train_adapter -- {weights}"
+        ) from None
+    adapted = PeftModel.from_pretrained(model, folder)
+    return adapted.merge_and_unload() if merge else adapted
