@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from calibration_tuning import planning, prompts
+from calibration_tuning import families, planning, prompts
 from calibration_tuning.errors import InputError
 from calibration_tuning.families import format_number
 
@@ -57,8 +57,10 @@ def test_prompts_are_distinct_and_splits_do_not_overlap():
     assert not training & {record["prompt"] for record in BUILT["unseen_selected"]}
 
 
-def test_the_shipped_file_is_valid():
+def test_the_shipped_file_is_valid_and_the_schema_knows_every_family():
     planning.validate(FAMILIES, SCHEMA, "families.yaml")
+    names = SCHEMA["properties"]["families"]["propertyNames"]["enum"]
+    assert sorted(names) == sorted(families.FAMILIES) == sorted(FAMILIES["families"])
 
 
 def test_a_grid_is_picked_evenly_to_its_count():
@@ -80,10 +82,10 @@ def test_a_grid_is_picked_evenly_to_its_count():
     ],
 )
 def test_mistakes_in_the_grids_are_named(change, message):
-    families = copy.deepcopy(FAMILIES["families"])
-    change(families)
+    grids = copy.deepcopy(FAMILIES["families"])
+    change(grids)
     with pytest.raises(InputError, match=message):
-        prompts.build_prompts(families, "families.yaml")
+        prompts.build_prompts(grids, "families.yaml")
 
 
 @pytest.mark.parametrize(

@@ -87,7 +87,7 @@ def test_the_seed_decides_and_the_rows_bound_the_batch():
     model.register_forward_pre_hook(
         lambda m, args, kwargs: sizes.append(kwargs["input_ids"].shape[0]), with_kwargs=True
     )
-    arguments = dict(stop_ids={STOP}, max_new_tokens=5, max_rows=7)
+    arguments = {"stop_ids": {STOP}, "max_new_tokens": 5, "max_rows": 7}
     first = sample_completions(model, tokenizer, [30, 31], 300, seed=5, **arguments)
     assert max(sizes) == 7
     assert first == sample_completions(model, tokenizer, [30, 31], 300, seed=5, **arguments)

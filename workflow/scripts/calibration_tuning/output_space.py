@@ -45,7 +45,8 @@ def integer_space(distribution) -> OutputSpace:
     last = int(high) if math.isfinite(high) else math.ceil(distribution.ppf(1 - TAIL))
     if last - first >= MAX_INTEGERS:
         raise InputError(
-            f"{last - first + 1} integers between {first} and {last}: expected at most {MAX_INTEGERS}"
+            f"{last - first + 1} integers between {first} and {last}: expected at most "
+            f"{MAX_INTEGERS}"
         )
     values = np.arange(first, last + 1)
     probabilities = np.asarray(distribution.pmf(values), dtype=np.float64)

@@ -113,7 +113,10 @@ def write_cell(
     ]
     columns = [list(column) for column in zip(*rows, strict=True)]
     table = pa.table(
-        [pa.array(column, field.type) for column, field in zip(columns, SAMPLES_SCHEMA, strict=True)],
+        [
+            pa.array(column, field.type)
+            for column, field in zip(columns, SAMPLES_SCHEMA, strict=True)
+        ],
         schema=SAMPLES_SCHEMA,
     )
     buffer = io.BytesIO()

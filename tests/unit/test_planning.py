@@ -1,0 +1,123 @@
+"""Validation of user files, cells, and the hash of code."""
+
+import copy
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+from calibration_tuning import planning
+from calibration_tuning.errors import InputError
+
+ROOT = Path(__file__).parents[2]
+CONFIG = planning.load_yaml(ROOT / "config" / "config.yaml")
+
+
+@pytest.fixture(autouse=True)
+def _in_the_repository(monkeypatch):
+    monkeypatch.chdir(ROOT)
+
+
+def plan(change=lambda config: None):
+    config = copy.deepcopy(CONFIG)
+    change(config)
+    return planning.load_plan(config, ["config/config.yaml"], ROOT)
+
+
+def test_the_shipped_configuration_is_valid():
+    cells = plan().cells()
+    assert ("smollm2-135m", "base", 11) in cells
+    assert len(cells) == 3
+    assert len(plan().cells(trained_only=True)) == 2
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            lambda c: c["training_defaults"].update(learnin_rate=1.0),
+            "unknown key training_defaults.learnin_rate; did you mean learning_rate?",
+        ),
+        (lambda c: c.update(selct={}), "unknown key selct; did you mean select?"),
+        (
+            lambda c: c["methods"]["soft"].update(learning_rate="2e-4"),
+            "methods.soft.learning_rate: expected number, got the text '2e-4' (YAML reads",
+        ),
+        (lambda c: c["training_defaults"].pop("batch"), "training_defaults.batch: this key is"),
+        (
+            lambda c: c["methods"]["soft"].update(objective="soft"),
+            "methods.soft.objective: unknown value 'soft'; expected one of: none, soft",
+        ),
+        (
+            lambda c: c["select"].update(models=["smollm2"]),
+            "models: 'smollm2' does not exist; did you mean smollm2-135m?",
+        ),
+        (lambda c: c["select"].update(methods=["sotf"]), "did you mean soft?"),
+        (lambda c: c["select"].update(seeds=["11"]), "select.seeds.0: expected integer"),
+        (
+            lambda c: c["training_defaults"].update(batch=30),
+            "methods.soft.batch: 30 is not divisible by packing 8",
+        ),
+        (
+            lambda c: c["methods"]["hard"].update(values_per_prompt=12),
+            "methods.hard.values_per_prompt: 12 is not divisible by packing 8",
+        ),
+        (
+            lambda c: c["evaluations"]["structured"].update(max_bins=10**9),
+            "evaluations.structured.max_bins: 1000000000 texts a prompt need about",
+        ),
+        (lambda c: c["methods"]["soft"].update(max_bins=10**9), "methods.soft.max_bins"),
+        (lambda c: c.update(models_file="nowhere.yaml"), "nowhere.yaml: cannot be read"),
+    ],
+)
+def test_each_mistake_is_one_clear_line(change, message):
+    with pytest.raises(InputError, match=re.escape(message)) as caught:
+        plan(change)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_file_that_is_not_yaml_is_named(tmp_path):
+    path = tmp_path / "models.yaml"
+    path.write_text("models: {a: [}")
+    with pytest.raises(InputError, match="not valid YAML at line 1"):
+        planning.load_yaml(path)
+
+
+def test_settings_do_not_depend_on_the_order_of_keys():
+    assert planning.canonical({"a": 1, "b": {"c": 1, "d": 2}}) == planning.canonical(
+        {"b": {"d": 2, "c": 1}, "a": 1}
+    )
+
+
+def test_resources_are_no_part_of_what_an_adapter_depends_on():
+    settings = plan().training_settings("smollm2-135m", "soft")
+    assert not {"gpu", "memory", "runtime", "threads"} & set(settings)
+    assert settings["learning_rate"] == CONFIG["training_defaults"]["learning_rate"]
+
+
+@pytest.fixture
+def scripts(tmp_path):
+    source = ROOT / "workflow" / "scripts"
+    return Path(
+        shutil.copytree(source, tmp_path / "s", ignore=shutil.ignore_patterns("__pycache__"))
+    )
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new", "changes"),
+    [
+        ("calibration_tuning/trie.py", "searchsorted(column", "searchsorted( column", False),
+        ("calibration_tuning/trie.py", "# A complete", "# The complete", False),
+        ("calibration_tuning/trie.py", "The run of sorted", "A run of sorted", False),
+        ("calibration_tuning/trie.py", "low == high", "low >= high", True),
+        ("calibration_tuning/tables.py", '"-"', '"none"', False),  # training does not import it
+        ("train_adapter.py", "missing_ok", "missing_ok", False),
+        ("train_adapter.py", "rmtree(other)", "rmtree(other, True)", True),
+    ],
+)
+def test_the_code_hash_follows_statements_only(scripts, file, old, new, changes):
+    before = planning.code_hash(scripts / "train_adapter.py")
+    path = scripts / file
+    path.write_text(path.read_text().replace(old, new))
+    assert (planning.code_hash(scripts / "train_adapter.py") != before) == changes
