@@ -32,6 +32,6 @@ include: "workflow/rules/targets.smk"
 
 
 rule all:
+    default_target: True
     input:
         rules.write_report.output,
-    default_target: True

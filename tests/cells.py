@@ -52,6 +52,7 @@ def make_divergences() -> list[dict]:
             "sequence_kl": 1.0 + index,
             "sequence_kl_standard_error": 0.0,
             "space_mass": 0.75 if index % 2 == 0 else None,
+            "space_mass_standard_error": 0.0,
             "exact": index % 2 == 0,
             "paths": None if index % 2 == 0 else 64,
         }

@@ -120,7 +120,9 @@ def test_more_texts_come_closer_to_the_distribution():
         ("gaussian", {"mu": 0.0}, "expected the parameters mu, sigma"),
         ("gaussian", {"mu": 0.0, "sigma": 1.0, "nu": 2.0}, "expected the parameters mu, sigma"),
         ("gaussian", {"mu": 0.0, "sigma": -1.0}, "no such distribution"),
-        ("gaussian", {"mu": math.nan, "sigma": 1.0}, "no such distribution"),
+        ("gaussian", {"mu": math.nan, "sigma": 1.0}, "mu: expected a finite number, got nan"),
+        ("student_t", {"nu": math.inf}, "nu: expected a finite number, got inf"),
+        ("gaussian", {"mu": "0", "sigma": 1.0}, "mu: expected a finite number, got '0'"),
         ("hypergeometric", {"M": 10.0, "K": 20.0, "N": 5.0}, "no such distribution"),
         ("exponential", {"lambda": 0.0}, "no such distribution"),
     ],
@@ -128,6 +130,42 @@ def test_more_texts_come_closer_to_the_distribution():
 def test_what_does_not_exist_is_named(family, params, message):
     with pytest.raises(InputError, match=message):
         Distribution(family, params).output_space(2, 100)
+
+
+@pytest.mark.parametrize(
+    ("decimals", "max_bins", "message"),
+    [
+        (-1, 100, "decimals: expected an integer of at least 0, got -1"),
+        (2.5, 100, "decimals: expected an integer"),
+        (2, 0, "max_bins: expected an integer of at least 1, got 0"),
+        (30, 100, "expected fewer decimals"),
+    ],
+)
+def test_settings_out_of_range_are_refused(decimals, max_bins, message):
+    with pytest.raises(InputError, match=message):
+        Distribution("gaussian", {"mu": 0.0, "sigma": 1.0}).output_space(decimals, max_bins)
+
+
+@pytest.mark.parametrize(
+    ("family", "params"),
+    [("lognormal", {"mu": 100.0, "sigma": 1.0}), ("pareto", {"alpha": 0.01, "xm": 1.0})],
+)
+def test_a_range_too_wide_to_count_is_refused(family, params):
+    with pytest.raises(InputError, match="expected fewer decimals"):
+        Distribution(family, params).output_space(5, 1001)
+
+
+@pytest.mark.filterwarnings("ignore:divide by zero")  # inside scipy
+def test_a_point_mass_has_one_text():
+    space = Distribution("geometric", {"p": 1.0}).output_space(2, 100)
+    assert space.texts == ["1"]
+    assert space.probabilities.tolist() == [1.0]
+
+
+def test_zero_has_no_sign():
+    space = Distribution("gaussian", {"mu": 0.0, "sigma": 1.0}).output_space(2, 1001)
+    assert "0.00" in space.texts
+    assert "-0.00" not in space.texts
 
 
 def test_a_space_without_texts_is_refused():

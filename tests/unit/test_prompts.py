@@ -78,7 +78,12 @@ def test_a_grid_is_picked_evenly_to_its_count():
         (lambda f: f.update(gausian=f.pop("gaussian")), "families.gausian: no such family"),
         (lambda f: f["chi"]["selected"].append({"nu": 2}), "chi: expected the parameters df"),
         (lambda f: f["chi"]["selected"].append({"df": -2}), "no such distribution with df=-2"),
-        (lambda f: f["uniform"]["selected"].append({"a": 2}), "uniform: the grid lacks 'width'"),
+        (lambda f: f["uniform"]["selected"].append({"a": 2}), "expected the grid parameters a, w"),
+        (
+            lambda f: f["uniform"]["selected"].append({"a": 2, "width": 1, "b": 3}),
+            "uniform: expected the grid parameters a, width, got a, width, b",
+        ),
+        (lambda f: f["chi"]["heldout"].update(count=10), "chi.heldout.count: expected at most 9"),
     ],
 )
 def test_mistakes_in_the_grids_are_named(change, message):
@@ -93,7 +98,24 @@ def test_mistakes_in_the_grids_are_named(change, message):
     [
         (lambda f: f["chi"]["heldout"].update(cuont=3), "unknown key families.chi.heldout.cuont"),
         (lambda f: f["chi"]["heldout"].update(count="1e1"), "YAML reads a number"),
-        (lambda f: f["chi"].pop("heldout"), "families.chi"),
+        (lambda f: f["chi"].pop("heldout"), "families.chi.train: this key is required"),
+        (lambda f: f["gaussian"].pop("unseen"), "families.gaussian.unseen: this key is required"),
+        (
+            lambda f: f["gaussian"].update(heldout=f["gaussian"]["train"]),
+            "unknown key families.gaussian.train; expected one of: heldout, selected",
+        ),
+        (
+            lambda f: f["chi"]["heldout"]["parameters"].update(df={"linspace": [1, 2, 0]}),
+            "families.chi.heldout.parameters.df.linspace.2",
+        ),
+        (
+            lambda f: f["chi"]["heldout"]["parameters"].update(df={"linspace": [1, 2, 2.5]}),
+            "families.chi.heldout.parameters.df.linspace.2",
+        ),
+        (
+            lambda f: f["chi"]["heldout"]["parameters"].update(df={"geomspace": [0, 2, 3]}),
+            "families.chi.heldout.parameters.df.geomspace.0",
+        ),
         (
             lambda f: f["chi"]["heldout"]["parameters"].update(df={"linspace": [1, 2]}),
             "families.chi.heldout.parameters.df.linspace",
@@ -113,10 +135,21 @@ def test_mistakes_in_the_file_are_named(change, message):
         ("{", "line 2: expected a JSON object"),
         ('{"family": "gaussian"}', "line 2: expected a JSON object"),
         ('{"family": "gausian", "params": {}, "prompt": ""}', "line 2: family 'gausian'"),
+        (
+            '{"family": "chi", "params": {"df": NaN}, "prompt": ""}',
+            "line 2: family chi: df: expected a finite number",
+        ),
     ],
 )
 def test_a_broken_prompt_file_is_named(tmp_path, line, message):
     path = tmp_path / "train.jsonl"
     path.write_text(json.dumps(BUILT["train"][0]) + "\n" + line + "\n")
     with pytest.raises(InputError, match=re.escape(message)):
+        prompts.read_prompts(path)
+
+
+def test_a_prompt_file_that_is_no_text_is_named(tmp_path):
+    path = tmp_path / "train.jsonl"
+    path.write_bytes(b"\xff\xfe")
+    with pytest.raises(InputError, match="expected text in UTF-8"):
         prompts.read_prompts(path)

@@ -35,7 +35,7 @@ def run(monkeypatch, tmp_path):
 @pytest.fixture
 def cell(tmp_path):
     for split, records in PROMPTS.items():
-        files.write_atomic(tmp_path / "prompts" / f"{split}.jsonl", files.to_jsonl(records))
+        files.write_atomic(tmp_path / "prompts" / f"{split}_selected.jsonl", files.to_jsonl(records))
     make_samples().to_parquet(tmp_path / "samples.parquet")
     files.write_atomic(tmp_path / "divergences.jsonl", files.to_jsonl(make_divergences()))
     files.write_atomic(tmp_path / "run.json", json.dumps(make_provenance()))

@@ -9,9 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from calibration_tuning.divergences import Divergence
 from calibration_tuning.errors import InputError
 from calibration_tuning.evaluations import structured
+from calibration_tuning.evaluations.structured_sampling import may_become_number, with_mass
 from calibration_tuning.families import Distribution
+from calibration_tuning.sampling import Sample
+from calibration_tuning.trie import PrefixTrie
 from cells import PROMPTS, make_divergences, make_samples
 
 GAUSSIAN = Distribution("gaussian", {"mu": 3.5, "sigma": 3.0})
@@ -204,3 +208,26 @@ def test_reading_divergences(tmp_path, line, message):
     path.write_text(f"{good}\n{line}\n")
     with pytest.raises(InputError, match=rf"divergences\.jsonl.*{message}"):
         structured.read_divergences(path)
+
+
+def test_the_mass_of_a_large_space_is_the_share_of_canonical_samples():
+    trie = PrefixTrie(["1.0", "2.0"], [0.5, 0.5], lambda text: [ord(c) for c in text], 0)
+    samples = [Sample(trie.sequences[0], "1.0", True)] * 3 + [Sample((49, 0), "1", True)]
+    values = with_mass(Divergence(0.1, 0.2, 0.01, 0.02, None, 64), samples, trie)
+    assert values["space_mass"] == 0.75
+    assert values["space_mass_standard_error"] == pytest.approx((0.75 * 0.25 / 4) ** 0.5)
+    assert with_mass(Divergence(0.1, 0.2, 0, 0, 0.9, None), samples, trie)["space_mass"] == 0.9
+
+
+NUMBER = r"\s{0,2}[+-]?([0-9]{1,3}(\.[0-9]{0,3})?|\.[0-9]{1,3})([eE][+-]?[0-9]{1,2})?\s{0,2}"
+
+
+@given(st.from_regex(NUMBER, fullmatch=True))
+def test_what_becomes_a_number_is_never_cut_on_the_way(text):
+    assert structured.parse_number(text) is not None
+    assert all(may_become_number(text[:end]) for end in range(len(text) + 1))
+
+
+@pytest.mark.parametrize("text", ["The", "3 4", "1.2.3", "--1", "nan", "1e5.0", "3,5"])
+def test_what_cannot_become_a_number_is_cut(text):
+    assert not may_become_number(text)

@@ -18,7 +18,9 @@ except errors.InputError as error:
     sys.exit(f"error: {error}")
 
 SNAKEFILE = os.path.join(workflow.basedir, "Snakefile")
-CONFIG_FILES = " ".join(shlex.quote(str(path)) for path in reversed(workflow.configfiles))
+CONFIG_FILES = " ".join(
+    shlex.quote(str(path)) for path in reversed(workflow.configfiles)
+)
 
 
 report: "../report/workflow.rst"

@@ -2,66 +2,68 @@
 
 
 rule prompts:
-    """All prompt files."""
-    localrule: True
     input:
         rules.generate_prompts.output,
+    """All prompt files."""
+    localrule: True
 
 
 rule models:
-    """Every selected base model; on a cluster, run this on the node that has internet."""
-    localrule: True
     input:
         expand("<resources>/models/{model}/manifest.json", model=PLAN.select["models"]),
+    """Every selected base model; on a cluster, run this on the node that has internet."""
+    localrule: True
 
 
 rule adapters:
-    """Every adapter of the selected cells."""
-    localrule: True
     input:
         cell_files(
             "<results>/{model}/{method}/seed{seed}/adapter/adapter_model.safetensors",
             trained_only=True,
         ),
+    """Every adapter of the selected cells."""
+    localrule: True
 
 
 rule samples:
-    """Everything that needs a model to run."""
-    localrule: True
     input:
         cell_files("<results>/{model}/{method}/seed{seed}/structured/samples.parquet"),
+    """Everything that needs a model to run."""
+    localrule: True
 
 
 rule metrics:
-    """The metrics of every selected cell."""
-    localrule: True
     input:
         cell_files("<results>/{model}/{method}/seed{seed}/structured/metrics.json"),
+    """The metrics of every selected cell."""
+    localrule: True
 
 
 rule tables:
-    """All tables."""
-    localrule: True
     input:
         rules.collect_metrics.output,
         rules.tabulate_structured.output,
+    """All tables."""
+    localrule: True
 
 
 rule figures:
-    """All figures."""
-    localrule: True
     input:
         expand(
             "<results>/figures/{figure}/{model}.{form}",
-            figure=["gallery", "training"] if PLAN.cells(trained_only=True) else ["gallery"],
+            figure=(
+                ["gallery", "training"]
+                if PLAN.cells(trained_only=True)
+                else ["gallery"]
+            ),
             model=PLAN.select["models"],
             form=["png", "pdf"],
         ),
+    """All figures."""
+    localrule: True
 
 
 rule write_report:
-    """Snakemake's own report over all tables and figures, and the headline numbers."""
-    localrule: True
     input:
         rules.tables.input,
         rules.figures.input,
@@ -70,6 +72,8 @@ rule write_report:
         "<results>/report.html",
     log:
         "<logs>/write_report.log",
+    """Snakemake's own report over all tables and figures, and the headline numbers."""
+    localrule: True
     conda:
         "../../envs/calibration.yaml"
     shell:

@@ -102,7 +102,7 @@ def divergence(
     exact_paths: int,
     sampled_paths: int,
     seed: int | list[int],
-    max_paths: int = 128,
+    max_paths: int = 256,
 ) -> Divergence:
     """Divergence of the model from a target: exact on a small trie, estimated on a large one.
 

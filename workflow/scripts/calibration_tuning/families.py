@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from numbers import Real
 from typing import NamedTuple
 
 from scipy import stats
@@ -113,6 +114,11 @@ class Distribution:
                 f"family {self.family}: expected the parameters {', '.join(expected)}, "
                 f"got {', '.join(self.params) or 'none'}"
             )
+        for name, value in self.params.items():
+            if not isinstance(value, Real) or not math.isfinite(value):
+                raise InputError(
+                    f"family {self.family}: {name}: expected a finite number, got {value!r}"
+                )
 
     def __hash__(self) -> int:
         return hash((self.family, tuple(sorted(self.params.items()))))
@@ -173,7 +179,7 @@ class Distribution:
         Raises
         ------
         InputError
-            If the space would be empty or too large to list.
+            If a setting is out of range, or the space would be empty or too large to list.
         """
         if self.is_integer:
             return integer_space(self.scipy)

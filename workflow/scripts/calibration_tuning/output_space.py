@@ -12,6 +12,9 @@ TAIL = 0.001
 
 MAX_INTEGERS = 1_000_000
 
+MAX_GRID_INDEX = 2**61
+"""Grid points are counted in int64, with room for their difference."""
+
 
 class OutputSpace(NamedTuple):
     """The target distribution over texts.
@@ -42,7 +45,8 @@ def integer_space(distribution) -> OutputSpace:
     """
     low, high = distribution.support()
     first = int(low) if math.isfinite(low) else math.floor(distribution.ppf(TAIL))
-    last = int(high) if math.isfinite(high) else math.ceil(distribution.ppf(1 - TAIL))
+    # scipy puts the quantiles of a point mass (geometric with p=1) below its support.
+    last = int(high) if math.isfinite(high) else max(first, math.ceil(distribution.ppf(1 - TAIL)))
     if last - first >= MAX_INTEGERS:
         raise InputError(
             f"{last - first + 1} integers between {first} and {last}: expected at most "
@@ -71,10 +75,22 @@ def continuous_space(distribution, decimals: int, max_bins: int) -> OutputSpace:
     Raises
     ------
     InputError
-        If no multiple of 10^-decimals lies between the tails.
+        If a setting is out of range, the range has too many multiples of 10^-decimals to count,
+        or none.
     """
+    if not isinstance(decimals, int) or decimals < 0:
+        raise InputError(f"decimals: expected an integer of at least 0, got {decimals!r}")
+    if not isinstance(max_bins, int) or max_bins < 1:
+        raise InputError(f"max_bins: expected an integer of at least 1, got {max_bins!r}")
     low, high = distribution.ppf(TAIL), distribution.ppf(1 - TAIL)
     step = 10.0**-decimals
+    if max(abs(low), abs(high)) / step > MAX_GRID_INDEX:
+        raise InputError(
+            f"too many numbers with {decimals} decimals lie between {low:.6g} and {high:.6g}; "
+            "expected fewer decimals"
+        )
+    # No tolerance at the ends: a point that rounding puts just outside is left out, as in the
+    # expected values that the tests hold.
     first, last = math.ceil(low / step), math.floor(high / step)
     size = last - first + 1
     if size < 1:

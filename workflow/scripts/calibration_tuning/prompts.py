@@ -10,20 +10,19 @@ import numpy as np
 from calibration_tuning.errors import InputError
 from calibration_tuning.families import FAMILIES, Distribution
 
-DERIVED: dict[str, Callable[[dict], dict]] = {
-    "uniform": lambda g: {"a": g["a"], "b": g["a"] + g["width"]},
-    "triangular": lambda g: {
-        "a": g["a"],
-        "c": g["a"] + g["width"] * g["mode_fraction"],
-        "b": g["a"] + g["width"],
-    },
-    "hypergeometric": lambda g: {
-        "M": g["M"],
-        "K": float(round(g["M"] * g["success_fraction"])),
-        "N": min(g["N"], g["M"]),
-    },
+DERIVED: dict[str, tuple[tuple[str, ...], Callable[..., dict]]] = {
+    "uniform": (("a", "width"), lambda a, width: {"a": a, "b": a + width}),
+    "triangular": (
+        ("a", "width", "mode_fraction"),
+        lambda a, width, fraction: {"a": a, "c": a + width * fraction, "b": a + width},
+    ),
+    "hypergeometric": (
+        ("M", "N", "success_fraction"),
+        lambda m, n, fraction: {"M": m, "K": float(round(m * fraction)), "N": min(n, m)},
+    ),
 }
-"""Families whose grid is not written in the parameters that the prompt shows."""
+"""Families whose grid is not written in the parameters that the prompt shows: the grid's
+parameters, and the function from them in that order to the shown ones."""
 
 
 def grid_rows(grid: dict) -> list[dict[str, float]]:
@@ -52,15 +51,24 @@ def grid_rows(grid: dict) -> list[dict[str, float]]:
 def _record(family: str, row: dict[str, float], name: str) -> dict:
     """A prompt record; a bad parameter is reported with the file and family it stands in."""
     try:
-        params = DERIVED[family](row) if family in DERIVED else row
+        params = _derive(family, row) if family in DERIVED else row
         order = FAMILIES[family].parameters
         distribution = Distribution(family, {k: params[k] for k in order if k in params} | params)
         distribution.scipy  # noqa: B018 -- raises where no such distribution exists
-    except KeyError as error:
-        raise InputError(f"{name}: families.{family}: the grid lacks {error}") from None
     except InputError as error:
         raise InputError(f"{name}: {error}") from None
     return {"family": family, "params": distribution.params, "prompt": distribution.prompt}
+
+
+def _derive(family: str, row: dict[str, float]) -> dict[str, float]:
+    """The shown parameters of a row of a family in `DERIVED`."""
+    expected, derivation = DERIVED[family]
+    if set(row) != set(expected):
+        raise InputError(
+            f"family {family}: expected the grid parameters {', '.join(expected)}, "
+            f"got {', '.join(row)}"
+        )
+    return derivation(*(row[parameter] for parameter in expected))
 
 
 def build_prompts(families: dict[str, dict], name: str) -> dict[str, list[dict]]:
@@ -80,7 +88,7 @@ def build_prompts(families: dict[str, dict], name: str) -> dict[str, list[dict]]
     Raises
     ------
     InputError
-        For an unknown family or parameters it does not exist for.
+        For an unknown family, parameters it does not exist for, or a count above the product.
     """
     prompts: dict[str, list[dict]] = {
         key: [] for key in ("train", "unseen", "heldout", "unseen_selected", "heldout_selected")
@@ -92,7 +100,13 @@ def build_prompts(families: dict[str, dict], name: str) -> dict[str, list[dict]]
             )
         for split in ("train", "unseen", "heldout"):
             if split in entry:
-                prompts[split] += [_record(family, row, name) for row in grid_rows(entry[split])]
+                rows = grid_rows(entry[split])
+                if len(rows) < entry[split]["count"]:
+                    raise InputError(
+                        f"{name}: families.{family}.{split}.count: expected at most {len(rows)}, "
+                        f"the product of its parameters, got {entry[split]['count']}"
+                    )
+                prompts[split] += [_record(family, row, name) for row in rows]
         selected = "unseen_selected" if "unseen" in entry else "heldout_selected"
         prompts[selected] += [
             _record(family, {k: float(v) for k, v in row.items()}, name)
@@ -110,9 +124,11 @@ def read_prompts(path: Path | str) -> list[dict]:
         Names the file and line that is not such an object.
     """
     try:
-        lines = Path(path).read_text().splitlines()
+        lines = Path(path).read_text(encoding="utf-8").splitlines()
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror})") from None
+    except UnicodeDecodeError:
+        raise InputError(f"{path}: expected text in UTF-8") from None
     records = []
     for number, line in enumerate(lines, start=1):
         try:

@@ -15,6 +15,8 @@ import numpy as np
 import torch
 from transformers import DynamicCache
 
+from calibration_tuning import chat
+
 
 class Sample(NamedTuple):
     """One completion: the ids as drawn (the stop token included), and whether it stopped."""
@@ -25,10 +27,13 @@ class Sample(NamedTuple):
 
 
 class _Branches(NamedTuple):
-    """Live prefixes of equal length: token ids (rows, depth) and their sample counts (rows,)."""
+    """Prefixes of equal length: token ids (rows, depth) and their sample counts (rows,)."""
 
     prefixes: np.ndarray
     counts: np.ndarray
+
+    def take(self, rows: np.ndarray) -> "_Branches":
+        return _Branches(self.prefixes[rows], self.counts[rows])
 
 
 def split_counts(
@@ -73,14 +78,6 @@ def _forward(model, token_ids: np.ndarray, cache: DynamicCache) -> np.ndarray:
     return torch.softmax(output.logits[:, -1].float(), dim=-1).cpu().numpy()
 
 
-class _Complete(NamedTuple):
-    """A completion that ended: its ids, how many samples it stands for, whether it stopped."""
-
-    token_ids: tuple[int, ...]
-    count: int
-    finished: bool
-
-
 @torch.inference_mode()
 def sample_completions(
     model: torch.nn.Module,
@@ -88,7 +85,7 @@ def sample_completions(
     prompt_ids: list[int],
     n: int,
     *,
-    stop_ids: Collection[int],
+    stop_ids: Collection[int] | None = None,
     max_new_tokens: int = 32,
     max_rows: int = 256,
     seed: int | list[int] = 0,
@@ -102,8 +99,9 @@ def sample_completions(
     tokenizer : decodes the samples (special tokens dropped)
     prompt_ids : list of int
     n : int
-    stop_ids : collection of int
-        Tokens that end a completion; see `calibration_tuning.chat.stop_ids`.
+    stop_ids : collection of int, optional
+        Tokens that end a completion; by default those of the chat template and the model's
+        generation config, see `calibration_tuning.chat.stop_ids`.
     max_new_tokens : int
         Longest completion, the stop token included.
     max_rows : int
@@ -121,11 +119,12 @@ def sample_completions(
     list of Sample, length n
         In random order, so that any part of it is a set of independent samples too.
     """
+    if stop_ids is None:
+        stop_ids = chat.stop_ids(tokenizer, model.generation_config, {})
     rng = np.random.default_rng(seed)
-    stops = np.array(sorted(stop_ids))
     prompt_cache = DynamicCache(config=model.config)
     first = _forward(model, np.array([prompt_ids]), prompt_cache)
-    complete: list[_Complete] = []
+    ended_branches: list[_Branches] = []
     waiting = [_Branches(np.zeros((1, 0), dtype=np.int64), np.array([n]))]
     while waiting:
         branches = waiting.pop()
@@ -135,35 +134,33 @@ def sample_completions(
         probabilities = first if at_root else _forward(model, branches.prefixes, cache)
         while True:
             parents, tokens, counts = split_counts(probabilities, branches.counts, rng)
-            prefixes = np.hstack([branches.prefixes[parents], tokens[:, None]])
-            stopped = np.isin(tokens, stops)
-            ended = stopped | (prefixes.shape[1] == max_new_tokens)
+            children = _Branches(np.hstack([branches.prefixes[parents], tokens[:, None]]), counts)
+            ended = np.isin(tokens, list(stop_ids))
+            ended |= children.prefixes.shape[1] == max_new_tokens
             if viable is not None:
-                texts = tokenizer.batch_decode(prefixes, skip_special_tokens=True)
+                texts = tokenizer.batch_decode(children.prefixes, skip_special_tokens=True)
                 ended |= ~np.array([viable(text) for text in texts])
-            for row in np.flatnonzero(ended):
-                path = tuple(prefixes[row].tolist())
-                complete.append(_Complete(path, int(counts[row]), bool(stopped[row])))
+            ended_branches.append(children.take(np.flatnonzero(ended)))
             live = np.flatnonzero(~ended)
-            for start in range(max_rows, live.size, max_rows):
-                part = live[start : start + max_rows]
-                waiting.append(_Branches(prefixes[part], counts[part]))
-            live = live[:max_rows]
             if live.size == 0:
                 break
+            for start in range(max_rows, live.size, max_rows):
+                waiting.append(children.take(live[start : start + max_rows]))
+            live = live[:max_rows]
             cache.batch_select_indices(torch.as_tensor(parents[live], device=model.device))
-            branches = _Branches(prefixes[live], counts[live])
+            branches = children.take(live)
             probabilities = _forward(model, branches.prefixes[:, -1:], cache)
-    return _as_samples(complete, tokenizer, rng)
+    return _as_samples(ended_branches, tokenizer, stop_ids, rng)
 
 
-def _as_samples(complete: list[_Complete], tokenizer, rng: np.random.Generator) -> list[Sample]:
+def _as_samples(
+    ended: list[_Branches], tokenizer, stop_ids: Collection[int], rng: np.random.Generator
+) -> list[Sample]:
     """Decode each distinct completion once, repeat it by its count and shuffle."""
-    bodies = [c.token_ids[:-1] if c.finished else c.token_ids for c in complete]
+    paths = [tuple(prefix) for branches in ended for prefix in branches.prefixes.tolist()]
+    counts = np.concatenate([branches.counts for branches in ended])
+    finished = [path[-1] in stop_ids for path in paths]
+    bodies = [path[:-1] if stop else path for path, stop in zip(paths, finished, strict=True)]
     texts = tokenizer.batch_decode(bodies, skip_special_tokens=True)
-    samples = [
-        Sample(c.token_ids, text, c.finished)
-        for c, text in zip(complete, texts, strict=True)
-        for _ in range(c.count)
-    ]
-    return [samples[i] for i in rng.permutation(len(samples))]
+    distinct = [Sample(*sample) for sample in zip(paths, texts, finished, strict=True)]
+    return [distinct[index] for index in rng.permutation(np.repeat(range(len(paths)), counts))]

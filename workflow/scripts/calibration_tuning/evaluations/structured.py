@@ -26,6 +26,7 @@ DIVERGENCE_VALUES = (
     "sequence_kl",
     "sequence_kl_standard_error",
     "space_mass",
+    "space_mass_standard_error",
     "exact",
     "paths",
 )

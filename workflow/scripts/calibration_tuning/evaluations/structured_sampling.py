@@ -6,6 +6,7 @@ stored as soon as it is done, so a run that is killed goes on where it was.
 
 import io
 import json
+import math
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,9 +15,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from calibration_tuning import chat, files
-from calibration_tuning.divergences import divergence
+from calibration_tuning.divergences import Divergence, divergence
 from calibration_tuning.families import Distribution
-from calibration_tuning.sampling import sample_completions
+from calibration_tuning.sampling import Sample, sample_completions
 from calibration_tuning.trie import PrefixTrie
 
 _NUMBER_SO_FAR = re.compile(r"\s*[+-]?[0-9]*(\.[0-9]*)?([eE][+-]?[0-9]*)?\s*")
@@ -84,8 +85,23 @@ def evaluate_prompt(
     )
     return {
         "samples": [[sample.text, list(sample.token_ids), sample.finished] for sample in samples],
-        "divergence": found._asdict(),
+        "divergence": with_mass(found, samples, trie),
     }
+
+
+def with_mass(found: Divergence, samples: Sequence[Sample], trie: PrefixTrie) -> dict:
+    """A divergence as a dict whose mass on the output space is known for every prompt.
+
+    Where the trie was too large for every path, the mass is the share of the samples that are
+    canonical texts, an unbiased estimate, with its standard error.
+    """
+    values = found._asdict() | {"space_mass_standard_error": 0.0}
+    if found.space_mass is None:
+        canonical = set(trie.sequences)
+        mass = sum(sample.token_ids in canonical for sample in samples) / len(samples)
+        values["space_mass"] = mass
+        values["space_mass_standard_error"] = math.sqrt(mass * (1 - mass) / len(samples))
+    return values
 
 
 def evaluate_or_read(part: Path, *arguments) -> dict:
