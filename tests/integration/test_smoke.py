@@ -14,8 +14,10 @@ import jsonschema
 import pandas as pd
 import pytest
 import yaml
+from snakemake.utils import update_config
 
-from repository import copy_repository, environment, replace, snakemake
+from calibration_tuning import planning
+from repository import copy_repository, replace, snakemake
 from tiny_models import save_tiny
 
 SMOKE = ("--configfile", "config/smoke.yaml", "--cores", "2")
@@ -36,13 +38,14 @@ def program(folder: Path, name: str, *arguments: str) -> list[str]:
     return [sys.executable, str(folder / "workflow" / "scripts" / name), *map(str, arguments)]
 
 
-def settings_of(folder: Path, rule: str) -> str:
-    """The settings that Snakemake passed to a program, from its printed command."""
-    log = max((folder / ".snakemake" / "log").glob("*.log"), key=lambda p: p.stat().st_size)
-    for line in log.read_text().splitlines():
-        if f"{rule}.py" in line and "--settings" in line and CELL in line:
-            return line.split("--settings '")[1].split("'")[0]
-    raise AssertionError(f"no {rule} in {log}")
+@pytest.fixture
+def plan(run, monkeypatch):
+    """The plan of the smoke configuration, as the Snakefile makes it."""
+    folder, _ = run
+    monkeypatch.chdir(folder)
+    config = planning.load_yaml("config/config.yaml")
+    update_config(config, planning.load_yaml("config/smoke.yaml"))
+    return planning.load_plan(config, ["config/smoke.yaml"], folder)
 
 
 def test_all_results_are_there(run):
@@ -81,12 +84,19 @@ def test_a_second_run_does_nothing(run):
     assert "Nothing to be done" in result.stdout + result.stderr
 
 
-def test_a_killed_training_gives_the_same_adapter(run, tmp_path):
+def test_a_killed_training_gives_the_same_adapter(run, plan, tmp_path):
     folder, _ = run
     arguments = [
         *("--model", folder / "resources/models/tiny-qwen3/manifest.json"),
         *("--prompts", folder / "results/prompts/train.jsonl"),
-        *("--settings", settings_of(folder, "train_adapter"), "--seed", "11", "--threads", "2"),
+        *(
+            "--settings",
+            planning.canonical(plan.training_settings("tiny-qwen3", "soft")),
+            "--seed",
+            "11",
+            "--threads",
+            "2",
+        ),
         *("--output-directory", tmp_path / "cell"),
     ]
     command = program(folder, "train_adapter.py", *arguments)
@@ -126,14 +136,19 @@ def small_disk(tmp_path):
     subprocess.run(["umount", mount], check=True)
 
 
-def test_a_full_disk_is_one_line_and_loses_nothing(run, small_disk):
+def test_a_full_disk_is_one_line_and_loses_nothing(run, plan, small_disk):
     folder, _ = run
     command = program(
         folder,
         "sample_structured.py",
         *("--model", folder / "resources/models/tiny-qwen3/manifest.json"),
         *("--prompts-directory", folder / "results/prompts"),
-        *("--settings", settings_of(folder, "sample_structured"), "--seed", "11"),
+        *(
+            "--settings",
+            planning.canonical(plan.evaluation_settings("tiny-qwen3", "structured")),
+            "--seed",
+            "11",
+        ),
         *("--output-directory", small_disk),
     )
     result = subprocess.run(command, capture_output=True, text=True)
@@ -175,4 +190,3 @@ def test_a_model_that_cannot_be_resolved_stops_only_what_needs_it(other_model):
     assert (folder / good).exists()
     log = (folder / "logs/fetch_model/tiny-llama.log").read_text().strip()
     assert log.splitlines()[-1].startswith("error: path:resources/tiny/llama: no such file")
-    assert environment()["PATH"]

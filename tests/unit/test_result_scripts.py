@@ -35,7 +35,9 @@ def run(monkeypatch, tmp_path):
 @pytest.fixture
 def cell(tmp_path):
     for split, records in PROMPTS.items():
-        files.write_atomic(tmp_path / "prompts" / f"{split}_selected.jsonl", files.to_jsonl(records))
+        files.write_atomic(
+            tmp_path / "prompts" / f"{split}_selected.jsonl", files.to_jsonl(records)
+        )
     make_samples().to_parquet(tmp_path / "samples.parquet")
     files.write_atomic(tmp_path / "divergences.jsonl", files.to_jsonl(make_divergences()))
     files.write_atomic(tmp_path / "run.json", json.dumps(make_provenance()))
@@ -65,7 +67,11 @@ def test_from_scores_to_tables(run, cell, capsys):
         run(score_structured, f"{SCORE} --method {method} --output {method}/metrics.json")
     run(collect_metrics, "base/metrics.json soft/metrics.json --output metrics.csv")
     assert len(pd.read_csv(cell / "metrics.csv")) == 2 * 2 * 12
-    run(tabulate_structured, "--metrics metrics.csv --csv t.csv --markdown t.md --latex t.tex")
+    run(
+        tabulate_structured,
+        "--metrics metrics.csv --csv t.csv --markdown t.md --latex t.tex --html t.html",
+    )
+    assert "<table" in (cell / "t.html").read_text()
     assert len(pd.read_csv(cell / "t.csv")) == 4
     assert "held-out families" in (cell / "t.md").read_text()
     assert r"\toprule" in (cell / "t.tex").read_text()

@@ -4,7 +4,6 @@ Everything that is computed here lives in calibration_tuning.planning, where it 
 """
 
 import os
-import shlex
 import sys
 
 SCRIPTS = os.path.join(workflow.basedir, "workflow", "scripts")
@@ -17,11 +16,6 @@ try:
 except errors.InputError as error:
     sys.exit(f"error: {error}")
 
-SNAKEFILE = os.path.join(workflow.basedir, "Snakefile")
-CONFIG_FILES = " ".join(
-    shlex.quote(str(path)) for path in reversed(workflow.configfiles)
-)
-
 
 report: "../report/workflow.rst"
 
@@ -31,6 +25,11 @@ wildcard_constraints:
     method=planning.one_of(PLAN.methods),
     seed=r"\d+",
     split=planning.one_of(planning.SPLITS),
+
+
+def script(name):
+    """Path of a program from the working folder, so that every checkout gives the same."""
+    return os.path.relpath(os.path.join(SCRIPTS, name))
 
 
 def code(script):
@@ -79,6 +78,11 @@ def cell_files(pattern, trained_only=False):
         pattern.format(model=model, method=method, seed=seed)
         for model, method, seed in PLAN.cells(trained_only)
     ]
+
+
+def config_files():
+    """The configuration files in the order in which they are merged."""
+    return [os.path.relpath(path) for path in reversed(workflow.configfiles)]
 
 
 def gallery_samples(wildcards):

@@ -14,11 +14,12 @@ rule fetch_model:
         mem="8GB",
         runtime="2h",
     params:
+        script=script("fetch_model.py"),
         code=code("fetch_model.py"),
         settings=model_source,
         directory=subpath(output[0], parent=True),
         downloads=subpath(output[0], ancestor=3),
     shell:
-        "python {SCRIPTS}/fetch_model.py --model {wildcards.model} --settings {params.settings:q}"
+        "python {params.script:q} --model {wildcards.model} --settings {params.settings:q}"
         " --output-directory {params.directory:q} --downloads {params.downloads:q}/downloads"
         " 2>&1 | tee {log:q}"

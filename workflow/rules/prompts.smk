@@ -16,8 +16,9 @@ rule generate_prompts:
     conda:
         "../../envs/calibration.yaml"
     params:
+        script=script("generate_prompts.py"),
         code=code("generate_prompts.py"),
         directory=subpath(output.train, parent=True),
     shell:
-        "python {SCRIPTS}/generate_prompts.py --families {input.families:q}"
+        "python {params.script:q} --families {input.families:q}"
         " --output-directory {params.directory:q} 2>&1 | tee {log:q}"

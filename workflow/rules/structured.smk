@@ -24,12 +24,13 @@ rule sample_structured:
         mem=memory_of,
         runtime=runtime_of,
     params:
+        script=script("sample_structured.py"),
         code=code("sample_structured.py"),
         settings=evaluation_settings,
         prompts=subpath(input.unseen, parent=True),
         directory=subpath(output.samples, parent=True),
     shell:
-        "python {SCRIPTS}/sample_structured.py --model {input.model:q} --adapter {input.adapter:q}"
+        "python {params.script:q} --model {input.model:q} --adapter {input.adapter:q}"
         " --prompts-directory {params.prompts:q} --settings {params.settings:q}"
         " --seed {wildcards.seed} --threads {threads}"
         " --label {wildcards.model}/{wildcards.method}/seed{wildcards.seed}"
@@ -51,12 +52,13 @@ rule score_structured:
     conda:
         "../../envs/calibration.yaml"
     params:
+        script=script("score_structured.py"),
         code=code("score_structured.py"),
         decimals=lookup(dpath="evaluations/structured/decimals", within=config),
         max_bins=lookup(dpath="evaluations/structured/max_bins", within=config),
         prompts=subpath(input.unseen, parent=True),
     shell:
-        "python {SCRIPTS}/score_structured.py --samples {input.samples:q}"
+        "python {params.script:q} --samples {input.samples:q}"
         " --divergences {input.divergences:q} --run {input.run:q}"
         " --prompts-directory {params.prompts:q} --decimals {params.decimals}"
         " --max-bins {params.max_bins} --model {wildcards.model} --method {wildcards.method}"

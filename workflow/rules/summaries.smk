@@ -17,9 +17,10 @@ rule collect_metrics:
     conda:
         "../../envs/calibration.yaml"
     params:
+        script=script("collect_metrics.py"),
         code=code("collect_metrics.py"),
     shell:
-        "python {SCRIPTS}/collect_metrics.py --output {output:q} {input:q} 2>&1 | tee {log:q}"
+        "python {params.script:q} --output {output:q} {input:q} 2>&1 | tee {log:q}"
 
 
 rule tabulate_structured:
@@ -42,9 +43,10 @@ rule tabulate_structured:
     conda:
         "../../envs/calibration.yaml"
     params:
+        script=script("tabulate_structured.py"),
         code=code("tabulate_structured.py"),
     shell:
-        "python {SCRIPTS}/tabulate_structured.py --metrics {input:q} --csv {output.csv:q}"
+        "python {params.script:q} --metrics {input:q} --csv {output.csv:q}"
         " --markdown {output.markdown:q} --latex {output.latex:q} --html {output.html:q}"
         " > {output.text:q} 2> {log:q}"
 
@@ -68,13 +70,14 @@ rule plot_gallery:
     conda:
         "../../envs/calibration.yaml"
     params:
+        script=script("plot_gallery.py"),
         code=code("plot_gallery.py"),
         decimals=lookup(dpath="evaluations/structured/decimals", within=config),
         max_bins=lookup(dpath="evaluations/structured/max_bins", within=config),
         samples=gallery_arguments,
         prompts=subpath(input.unseen, parent=True),
     shell:
-        "python {SCRIPTS}/plot_gallery.py --prompts-directory {params.prompts:q} {params.samples}"
+        "python {params.script:q} --prompts-directory {params.prompts:q} {params.samples}"
         " --decimals {params.decimals} --max-bins {params.max_bins} --png {output.png:q}"
         " --pdf {output.pdf:q} 2>&1 | tee {log:q}"
 
@@ -96,8 +99,9 @@ rule plot_training:
     conda:
         "../../envs/calibration.yaml"
     params:
+        script=script("plot_training.py"),
         code=code("plot_training.py"),
         histories=training_arguments,
     shell:
-        "python {SCRIPTS}/plot_training.py {params.histories} --png {output.png:q}"
+        "python {params.script:q} {params.histories} --png {output.png:q}"
         " --pdf {output.pdf:q} 2>&1 | tee {log:q}"

@@ -2,52 +2,53 @@
 
 
 rule prompts:
+    """All prompt files."""
     input:
         rules.generate_prompts.output,
-    """All prompt files."""
     localrule: True
 
 
 rule models:
+    """Every selected base model; on a cluster, run this on the node that has internet."""
     input:
         expand("<resources>/models/{model}/manifest.json", model=PLAN.select["models"]),
-    """Every selected base model; on a cluster, run this on the node that has internet."""
     localrule: True
 
 
 rule adapters:
+    """Every adapter of the selected cells."""
     input:
         cell_files(
             "<results>/{model}/{method}/seed{seed}/adapter/adapter_model.safetensors",
             trained_only=True,
         ),
-    """Every adapter of the selected cells."""
     localrule: True
 
 
 rule samples:
+    """Everything that needs a model to run."""
     input:
         cell_files("<results>/{model}/{method}/seed{seed}/structured/samples.parquet"),
-    """Everything that needs a model to run."""
     localrule: True
 
 
 rule metrics:
+    """The metrics of every selected cell."""
     input:
         cell_files("<results>/{model}/{method}/seed{seed}/structured/metrics.json"),
-    """The metrics of every selected cell."""
     localrule: True
 
 
 rule tables:
+    """All tables."""
     input:
         rules.collect_metrics.output,
         rules.tabulate_structured.output,
-    """All tables."""
     localrule: True
 
 
 rule figures:
+    """All figures."""
     input:
         expand(
             "<results>/figures/{figure}/{model}.{form}",
@@ -59,11 +60,11 @@ rule figures:
             model=PLAN.select["models"],
             form=["png", "pdf"],
         ),
-    """All figures."""
     localrule: True
 
 
 rule write_report:
+    """Snakemake's own report over all tables and figures, and the headline numbers."""
     input:
         rules.tables.input,
         rules.figures.input,
@@ -72,13 +73,15 @@ rule write_report:
         "<results>/report.html",
     log:
         "<logs>/write_report.log",
-    """Snakemake's own report over all tables and figures, and the headline numbers."""
     localrule: True
     conda:
         "../../envs/calibration.yaml"
+    params:
+        snakefile=os.path.relpath(os.path.join(workflow.basedir, "Snakefile")),
+        config_files=config_files(),
     shell:
         # --nolock: the run that this job belongs to holds the lock, and a report only reads.
-        "snakemake --snakefile {SNAKEFILE:q} --configfile {CONFIG_FILES} --report {output:q}"
-        " --nolock > {log:q} 2>&1\n"
+        "snakemake --snakefile {params.snakefile:q} --configfile {params.config_files:q}"
+        " --report {output:q} --nolock > {log:q} 2>&1\n"
         "cat {input.headline:q}\n"
         "echo 'The report: {output}'"
