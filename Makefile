@@ -9,6 +9,7 @@ SNAKEMAKE = PATH="$(CURDIR)/.venv/bin:$$PATH" .venv/bin/snakemake --cores $(CORE
 .PHONY: run test lint clean
 
 run: .venv/run.stamp
+	@.venv/bin/python workflow/scripts/clear_stale_lock.py
 	$(SNAKEMAKE)
 
 test: .venv/test.stamp lint
