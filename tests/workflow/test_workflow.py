@@ -2,6 +2,8 @@
 
 import re
 import shutil
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -175,3 +177,27 @@ def test_modules_import_only_from_those_before_them():
             imported += names.split(", ")
         for other in imported:
             assert other == module or order.index(other) < order.index(module), (module, other)
+
+
+def clear_stale_lock(folder: Path) -> subprocess.CompletedProcess:
+    program = ROOT / "workflow" / "scripts" / "clear_stale_lock.py"
+    return subprocess.run([sys.executable, program], cwd=folder, capture_output=True, text=True)
+
+
+def test_a_stale_lock_is_removed_and_a_living_run_is_left_alone(tmp_path):
+    locks = tmp_path / ".snakemake" / "locks"
+    locks.mkdir(parents=True)
+    (locks / "0.input.lock").write_text("results/report.html\n")
+    sleeping = [sys.executable, "-c", "import time; time.sleep(60)  # workflow/scripts/train"]
+    job = subprocess.Popen(sleeping, cwd=tmp_path)
+    try:
+        refused = clear_stale_lock(tmp_path)
+        assert refused.returncode == 1
+        assert refused.stderr.startswith("error: a run in this folder is still at work")
+        assert str(job.pid) in refused.stderr
+        assert list(locks.iterdir())
+    finally:
+        job.kill()
+        job.wait()
+    assert clear_stale_lock(tmp_path).returncode == 0
+    assert not list(locks.iterdir())
