@@ -119,3 +119,10 @@ def test_missing_or_empty_histories_are_named(tmp_path):
     path.write_text("")
     with pytest.raises(InputError, match=r"history\.jsonl"):
         figures.read_history(path)
+
+
+def test_a_method_has_the_same_colour_in_every_figure():
+    everything = figures.colours_of(["base", "soft", "hard", "other", "another"])
+    assert len(set(everything.values())) == 5
+    trained = figures.colours_of(["soft", "hard"])
+    assert trained == {method: everything[method] for method in trained}

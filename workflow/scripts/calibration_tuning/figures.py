@@ -3,7 +3,7 @@
 import io
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import cycle
 from pathlib import Path
 
@@ -22,6 +22,8 @@ from calibration_tuning.families import Distribution
 # The colours of Okabe and Ito: told apart by colour-blind readers, in grey and on paper.
 COLOURS = ("#D55E00", "#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 TARGET_COLOUR = "#C8C8C8"
+FIRST_METHODS = ("base", "soft", "hard")
+"""Methods that have the same colour in every figure, whichever others are in it."""
 STYLE = {
     "font.size": 7,
     "axes.titlesize": 7,
@@ -106,6 +108,13 @@ def target_bins(
     return edges, np.add.reduceat(probabilities, starts)
 
 
+def colours_of(methods: Iterable[str]) -> dict[str, str]:
+    """A colour for each method: fixed for `FIRST_METHODS`, the remaining ones in turn."""
+    fixed = dict(zip(FIRST_METHODS, COLOURS, strict=False))
+    remaining = cycle(COLOURS[len(FIRST_METHODS) :])
+    return {method: fixed.get(method) or next(remaining) for method in methods}
+
+
 def gallery(
     samples: Mapping[str, pd.DataFrame],
     prompts: Mapping[str, Sequence[Mapping]],
@@ -167,7 +176,7 @@ def gallery(
             edges, probabilities = target_bins(distribution, decimals, max_bins)
             axes = cell.subgridspec(len(samples), 1, hspace=0.35).subplots(sharex=True)
             axes = np.atleast_1d(axes)
-            for axis, method, colour in zip(axes, samples, cycle(COLOURS)):
+            for axis, (method, colour) in zip(axes, colours_of(samples).items(), strict=True):
                 strip(axis, texts[method][split, index], distribution, edges, probabilities, colour)
                 axis.text(0, 1.03, method, color=colour, transform=axis.transAxes, weight="bold")
             _name_prompt(axes[0], distribution, split)
@@ -228,8 +237,9 @@ def training_curves(histories: Mapping[str, Sequence[pd.DataFrame]]) -> Figure:
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(4.8, 3.0), layout="constrained")
         axis = figure.subplots()
+        colours = colours_of(histories)
         for number, (label, runs) in enumerate(histories.items()):
-            colour = COLOURS[number % len(COLOURS)]
+            colour = colours[label]
             line = ("-", "--", ":")[number // len(COLOURS) % 3]
             for seed, run in enumerate(runs):
                 window = max(1, len(run) // 20)

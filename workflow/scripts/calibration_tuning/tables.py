@@ -142,9 +142,9 @@ def to_html(table: pd.DataFrame) -> str:
     """A summary as a page of its own, for the report."""
     header, rows = _formatted(table, plus_minus="±")
     style = (
-        "body{font:15px system-ui,sans-serif;margin:1em;overflow-x:auto}"
+        "body{font:13px system-ui,sans-serif;margin:1em;overflow-x:auto}"
         "table{border-collapse:collapse}"
-        "th,td{padding:.3em .8em;text-align:right;border-bottom:1px solid #ddd;white-space:nowrap}"
+        "th,td{padding:.3em .5em;text-align:right;border-bottom:1px solid #ddd;white-space:nowrap}"
         "th:nth-child(-n+3),td:nth-child(-n+3){text-align:left}"
     )
     body = pd.DataFrame(rows, columns=header).to_html(index=False, border=0)
