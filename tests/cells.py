@@ -8,7 +8,7 @@ from calibration_tuning.families import Distribution
 
 def _prompt(family: str, **params: float) -> dict:
     distribution = Distribution(family, params)
-    return {"family": family, "params": params, "prompt": distribution.prompt, "selected": True}
+    return {"family": family, "params": params, "prompt": distribution.prompt}
 
 
 PROMPTS = {
