@@ -53,7 +53,10 @@ def make_divergences() -> list[dict]:
             "sequence_kl_standard_error": 0.0,
             "space_mass": 0.75 if index % 2 == 0 else None,
             "space_mass_standard_error": 0.0,
+            "space_mass_bound": 0.9,
+            "space_wasserstein": 0.25 if index % 2 == 0 else None,
             "exact": index % 2 == 0,
+            "prefixes": 400,
             "paths": None if index % 2 == 0 else 64,
         }
         for split, records in PROMPTS.items()

@@ -6,7 +6,8 @@ import torch
 from test_objectives import END, make_trie, plain_loss
 
 from calibration_tuning.divergences import divergence
-from calibration_tuning.objectives import Example, soft_targets
+from calibration_tuning.objectives import Example
+from calibration_tuning.trie import path_targets
 from tiny_models import ARCHITECTURES, build_model
 
 PROMPT = [30, 31, 32, 33, 34, 35, 36, 37, 38, 39]
@@ -23,7 +24,9 @@ def sequence_log_probability(model, path):
 def test_exact_values_equal_enumeration(architecture):
     model = build_model(architecture)
     trie = make_trie(mu=0.0, sigma=0.5)
-    found = divergence(model, PROMPT, trie, exact_paths=100, sampled_paths=2, seed=0, max_paths=7)
+    found = divergence(
+        model, PROMPT, trie, exact_prefixes=100, sampled_paths=2, seed=0, max_prefixes=7
+    )
     log_p = np.array([sequence_log_probability(model, path) for path in trie.sequences])
     q = trie.probabilities
     assert found.paths is None
@@ -31,7 +34,7 @@ def test_exact_values_equal_enumeration(architecture):
     assert found.space_mass == pytest.approx(np.exp(log_p).sum(), rel=1e-4)
     with torch.inference_mode():
         losses = [
-            plain_loss(model, [Example(PROMPT, [path], [soft_targets(trie, path)])]).item()
+            plain_loss(model, [Example(PROMPT, [path], path_targets(trie, [path]))]).item()
             for path in trie.sequences
         ]
     assert found.logit_kl == pytest.approx(q @ np.array(losses), rel=1e-5)
@@ -40,15 +43,15 @@ def test_exact_values_equal_enumeration(architecture):
 def test_sampled_paths_estimate_the_exact_value_within_their_standard_error():
     model = build_model("qwen3")
     trie = make_trie(mu=0.0, sigma=1.0)
-    exact = divergence(model, PROMPT, trie, exact_paths=100, sampled_paths=2, seed=0)
-    sampled = divergence(model, PROMPT, trie, exact_paths=0, sampled_paths=400, seed=0)
+    exact = divergence(model, PROMPT, trie, exact_prefixes=100, sampled_paths=2, seed=0)
+    sampled = divergence(model, PROMPT, trie, exact_prefixes=3, sampled_paths=400, seed=0)
     assert sampled.space_mass is None
     assert sampled.paths == 400
     for name in ("logit_kl", "sequence_kl"):
         error = getattr(sampled, f"{name}_standard_error")
         assert error > 0
         assert abs(getattr(sampled, name) - getattr(exact, name)) < 4 * error
-    repeated = divergence(model, PROMPT, trie, exact_paths=0, sampled_paths=400, seed=0)
+    repeated = divergence(model, PROMPT, trie, exact_prefixes=3, sampled_paths=400, seed=0)
     assert repeated == sampled
 
 
@@ -71,7 +74,7 @@ def test_a_model_that_is_the_target_diverges_by_nothing():
                 logits[0, row, torch.tensor(tokens)] = torch.tensor(np.log(q)).float()
             return type("Output", (), {"logits": logits})
 
-    found = divergence(Target(), PROMPT, trie, exact_paths=10, sampled_paths=2, seed=0)
+    found = divergence(Target(), PROMPT, trie, exact_prefixes=10, sampled_paths=2, seed=0)
     assert found.sequence_kl == pytest.approx(0, abs=1e-5)
     assert found.space_mass == pytest.approx(1, abs=1e-5)
     assert END in trie.sequences[0]

@@ -66,9 +66,15 @@ def examples_of(objective, k, seed=0):
     examples = []
     for number, trie in enumerate(tries):
         paths = [trie.sample(rng) for _ in range(k)]
-        targets = [OBJECTIVES[objective](trie, path) for path in paths]
+        targets = OBJECTIVES[objective](trie, paths)
         examples.append(Example([30, 31, 32, 40 + number, 33, 34, 35, 36, 37], paths, targets))
     return examples
+
+
+def targets_along(example, number):
+    """(tokens, probabilities) at each position of one path of an example."""
+    prefix, row, token, q = example.targets
+    return [(token[row == at], q[row == at]) for at in prefix[number, : len(example.paths[number])]]
 
 
 def plain_loss(model, examples):
@@ -76,9 +82,10 @@ def plain_loss(model, examples):
     prompt_means = []
     for example in examples:
         path_means = []
-        for path, targets in zip(example.paths, example.targets, strict=True):
+        for number, path in enumerate(example.paths):
             logits = model(torch.tensor([[*example.prompt_ids, *path[:-1]]])).logits[0]
             start = len(example.prompt_ids) - 1
+            targets = targets_along(example, number)
             losses = [soft_target_kl(logits[start + i], *t) for i, t in enumerate(targets)]
             path_means.append(torch.stack(losses).mean())
         prompt_means.append(torch.stack(path_means).mean())
@@ -127,8 +134,9 @@ def test_hard_targets_approach_soft_targets():
     logits = torch.zeros(60, requires_grad=True)
 
     def gradient(objective):
-        targets = [OBJECTIVES[objective](trie, path)[0] for path in paths]
-        loss = torch.stack([soft_target_kl(logits, *target) for target in targets]).mean()
+        example = Example([1], paths, OBJECTIVES[objective](trie, paths))
+        first = [targets_along(example, number)[0] for number in range(len(paths))]
+        loss = torch.stack([soft_target_kl(logits, *target) for target in first]).mean()
         return torch.autograd.grad(loss, logits)[0]
 
     assert (gradient("hard_target") - gradient("soft_target")).abs().max() < 0.03

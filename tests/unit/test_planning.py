@@ -107,10 +107,10 @@ def scripts(tmp_path):
 @pytest.mark.parametrize(
     ("file", "old", "new", "changes"),
     [
-        ("calibration_tuning/trie.py", "searchsorted(column", "searchsorted( column", False),
-        ("calibration_tuning/trie.py", "# A complete", "# The complete", False),
-        ("calibration_tuning/trie.py", "The run of sorted", "A run of sorted", False),
-        ("calibration_tuning/trie.py", "low == high", "low >= high", True),
+        ("calibration_tuning/prefix_trie.py", "searchsorted(column", "searchsorted( column", False),
+        ("calibration_tuning/prefix_trie.py", "# A complete", "# The complete", False),
+        ("calibration_tuning/prefix_trie.py", "The run of sorted", "A run of sorted", False),
+        ("calibration_tuning/prefix_trie.py", "low == high", "low >= high", True),
         ("calibration_tuning/tables.py", '"-"', '"none"', False),  # training does not import it
         ("train_adapter.py", "missing_ok", "missing_ok", False),
         ("train_adapter.py", "rmtree(other)", "rmtree(other, True)", True),

@@ -66,7 +66,7 @@ def test_from_scores_to_tables(run, cell, capsys):
     for method in ("base", "soft"):
         run(score_structured, f"{SCORE} --method {method} --output {method}/metrics.json")
     run(collect_metrics, "base/metrics.json soft/metrics.json --output metrics.csv")
-    assert len(pd.read_csv(cell / "metrics.csv")) == 2 * 2 * 12
+    assert len(pd.read_csv(cell / "metrics.csv")) == 2 * 2 * 13
     run(
         tabulate_structured,
         "--metrics metrics.csv --csv t.csv --markdown t.md --latex t.tex --html t.html",

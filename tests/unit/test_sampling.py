@@ -110,7 +110,7 @@ def test_counts_are_kept_and_impossible_tokens_never_drawn(seed, counts):
     probabilities = rng.dirichlet(np.full(9, 0.1), len(counts)).astype(np.float32)
     probabilities[:, ::3] = 0.0
     probabilities[:, 1] += 1e-3
-    parents, tokens, children = split_counts(probabilities, np.array(counts), rng)
+    parents, tokens, children = split_counts(torch.from_numpy(probabilities), np.array(counts), rng)
     assert np.bincount(parents, children).tolist() == counts
     assert (children > 0).all()
     assert not np.isin(tokens, [0, 3, 6]).any()

@@ -213,10 +213,12 @@ def test_reading_divergences(tmp_path, line, message):
 def test_the_mass_of_a_large_space_is_the_share_of_canonical_samples():
     trie = PrefixTrie(["1.0", "2.0"], [0.5, 0.5], lambda text: [ord(c) for c in text], 0)
     samples = [Sample(trie.sequences[0], "1.0", True)] * 3 + [Sample((49, 0), "1", True)]
-    values = with_mass(Divergence(0.1, 0.2, 0.01, 0.02, None, 64), samples, trie)
+    sampled = Divergence(0.1, 0.2, 0.01, 0.02, None, 1.0, None, 3, 64)
+    values = with_mass(sampled, samples, trie)
     assert values["space_mass"] == 0.75
     assert values["space_mass_standard_error"] == pytest.approx((0.75 * 0.25 / 4) ** 0.5)
-    assert with_mass(Divergence(0.1, 0.2, 0, 0, 0.9, None), samples, trie)["space_mass"] == 0.9
+    exact = Divergence(0.1, 0.2, 0, 0, 0.9, 0.9, 0.1, 5, None)
+    assert with_mass(exact, samples, trie)["space_mass"] == 0.9
 
 
 NUMBER = r"\s{0,2}[+-]?([0-9]{1,3}(\.[0-9]{0,3})?|\.[0-9]{1,3})([eE][+-]?[0-9]{1,2})?\s{0,2}"

@@ -1,8 +1,10 @@
 """How far the model is from the target, in nats, by packed passes over the trie.
 
-The papers average the soft loss over four random paths of a prompt. Here the average runs over
-every path of the trie, weighted by its probability, where the trie is small enough, and over many
-paths with a standard error where it is not.
+The papers average the soft loss over four random paths of a prompt. The sequence KL is a sum over
+prefixes, ``sum of mass(prefix) * KL(q(. | prefix), p(. | prefix))``, so here the prefixes that
+carry most mass are evaluated exactly, each once. On a trie with no more prefixes than asked for
+that is everything, and the result is exact; on a larger one, what drawn paths meet beyond those
+prefixes estimates the rest, with a standard error.
 """
 
 from collections.abc import Sequence
@@ -13,7 +15,8 @@ import torch
 
 from calibration_tuning.objectives import TARGET_FLOOR
 from calibration_tuning.packing import pack, packed_logits
-from calibration_tuning.trie import PrefixTrie
+from calibration_tuning.prefix_trie import Branches
+from calibration_tuning.trie import CdfTrie, PrefixTrie, prefixes_of
 
 
 class Divergence(NamedTuple):
@@ -27,11 +30,18 @@ class Divergence(NamedTuple):
     sequence_kl : float
         KL divergence of the model's distribution over canonical texts from the target, nats.
     logit_kl_standard_error, sequence_kl_standard_error : float
-        0 where every path was used.
+        0 where every prefix was used.
     space_mass : float or None
         The probability that the model puts on the output space; None where paths were sampled.
+    space_mass_bound : float
+        The most that it can be, from the prefixes evaluated exactly.
+    space_wasserstein : float or None
+        1-Wasserstein distance between the target and the model's distribution given that it
+        answers with a canonical text, in units of the values; None where paths were sampled.
+    prefixes : int
+        Number of prefixes evaluated exactly.
     paths : int or None
-        Number of sampled paths; None where every path was used.
+        Number of sampled paths; None where every prefix was used.
     """
 
     logit_kl: float
@@ -39,103 +49,222 @@ class Divergence(NamedTuple):
     logit_kl_standard_error: float
     sequence_kl_standard_error: float
     space_mass: float | None
+    space_mass_bound: float
+    space_wasserstein: float | None
+    prefixes: int
     paths: int | None
 
 
+def heaviest_prefixes(
+    trie: PrefixTrie | CdfTrie, count: int
+) -> tuple[list[tuple[int, ...]], Branches, bool]:
+    """The prefixes that carry most mass, each after its own prefixes.
+
+    Returns
+    -------
+    prefixes : list of tuple of int, at most `count`
+    branches : their children
+    whole : bool
+        Whether these are all prefixes of the trie.
+    """
+    prefixes: list[tuple[int, ...]] = []
+    parts: list[Branches] = []
+    waiting: list[tuple[float, tuple[int, ...]]] = [(1.0, ())]
+    while waiting and len(prefixes) < count:
+        # A child is no heavier than its parent: the heavier half of the waiting ones go first.
+        waiting.sort(reverse=True)
+        bound = waiting[0][0] / 2
+        number = sum(mass >= bound for mass, _ in waiting[: count - len(prefixes)])
+        batch = [prefix for _, prefix in waiting[:number]]
+        found = trie.branches(batch)
+        waiting = waiting[number:] + [
+            (mass, (*batch[row], token))
+            for row, token, mass in zip(
+                found.row.tolist(), found.token.tolist(), found.mass.tolist(), strict=True
+            )
+            if token != trie.end_id
+        ]
+        parts.append(found._replace(row=found.row + len(prefixes)))
+        prefixes += batch
+    branches = Branches(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
+    return prefixes, branches, not waiting
+
+
 @torch.inference_mode()
-def path_terms(
+def branch_log_probabilities(
     model: torch.nn.Module,
     prompt_ids: list[int],
-    trie: PrefixTrie,
-    paths: Sequence[tuple[int, ...]],
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Soft loss and log-probability along paths, by one packed forward pass.
+    prefixes: Sequence[tuple[int, ...]],
+    branches: Branches,
+    max_prefixes: int,
+) -> np.ndarray:
+    """The model's log-probability of the children of prefixes of a completion.
 
     Parameters
     ----------
     model : causal language model in evaluation mode
     prompt_ids : list of int
-    trie : the target
-    paths : token sequences on the trie, each ending in its end token
+    prefixes : sequence of tuple of int
+    branches : the children wanted, by prefix
+    max_prefixes : int
+        Prefixes in one forward pass; bounds memory.
 
     Returns
     -------
-    mean_loss, sum_loss, log_probability : float64 arrays (paths,)
-        The soft loss averaged and summed over the prefixes of each path, and the model's
-        log-probability of the whole path; nats.
+    float64 array (children,), nats
     """
-    row_of: dict[tuple[int, ...], int] = {}
-    for path in paths:
-        for depth in range(len(path)):
-            row_of.setdefault(path[:depth], len(row_of))
-    tree = pack([[*prompt_ids, *prefix] for prefix in row_of])
-    last = np.array([len(prompt_ids) + len(prefix) - 1 for prefix in row_of])
-    nodes = tree.nodes[np.arange(len(row_of)), last]
-    arrays = (tree.token_ids, tree.positions, tree.subtree_end, nodes)
-    logits = packed_logits(model, *(torch.from_numpy(a).to(model.device) for a in arrays)).float()
-    normaliser = torch.logsumexp(logits, dim=-1)
+    log_p = np.empty(len(branches.row))
+    order = sorted(range(len(prefixes)), key=prefixes.__getitem__)  # neighbours share their start
+    place = np.empty(len(prefixes), dtype=np.int64)
+    place[order] = np.arange(len(order))
+    for start in range(0, len(order), max_prefixes):
+        chunk = order[start : start + max_prefixes]
+        tree = pack([[*prompt_ids, *prefixes[number]] for number in chunk])
+        last = np.array([len(prompt_ids) + len(prefixes[number]) - 1 for number in chunk])
+        nodes = tree.nodes[np.arange(len(chunk)), last]
+        arrays = (tree.token_ids, tree.positions, tree.subtree_end, nodes)
+        logits = packed_logits(model, *(torch.from_numpy(a).to(model.device) for a in arrays))
+        logits = logits.float()
+        normaliser = torch.logsumexp(logits, dim=-1)
+        row = place[branches.row] - start
+        wanted = np.flatnonzero((row >= 0) & (row < len(chunk)))
+        rows = torch.from_numpy(row[wanted]).to(model.device)
+        tokens = torch.from_numpy(branches.token[wanted]).to(model.device)
+        log_p[wanted] = (logits[rows, tokens] - normaliser[rows]).double().cpu().numpy()
+    return log_p
 
-    def log_p(rows: np.ndarray, tokens: np.ndarray) -> np.ndarray:
-        rows, tokens = (torch.from_numpy(a).to(model.device) for a in (rows, tokens))
-        return (logits[rows, tokens] - normaliser[rows]).double().cpu().numpy()
 
-    targets = [trie.next_tokens(prefix) for prefix in row_of]
-    rows = np.repeat(np.arange(len(targets)), [len(tokens) for tokens, _ in targets])
-    tokens = np.concatenate([tokens for tokens, _ in targets])
-    q = np.concatenate([q for _, q in targets])
-    terms = q * (np.log(np.maximum(q, TARGET_FLOOR)) - log_p(rows, tokens))
-    row_loss = np.bincount(rows, weights=terms)
-
-    lengths = np.array([len(path) for path in paths])
-    starts = np.concatenate([[0], np.cumsum(lengths)[:-1]])
-    path_rows = np.array([row_of[path[:depth]] for path in paths for depth in range(len(path))])
-    sum_loss = np.add.reduceat(row_loss[path_rows], starts)
-    log_probability = np.add.reduceat(log_p(path_rows, np.concatenate(paths)), starts)
-    return sum_loss / lengths, sum_loss, log_probability
+def prefix_divergences(branches: Branches, log_p: np.ndarray) -> np.ndarray:
+    """The soft loss at every prefix: KL of the target's next token from the model's, nats."""
+    q = branches.mass / np.bincount(branches.row, branches.mass)[branches.row]
+    return np.bincount(branches.row, q * (np.log(np.maximum(q, TARGET_FLOOR)) - log_p))
 
 
 def divergence(
     model: torch.nn.Module,
     prompt_ids: list[int],
-    trie: PrefixTrie,
+    trie: PrefixTrie | CdfTrie,
     *,
-    exact_paths: int,
+    exact_prefixes: int,
     sampled_paths: int,
     seed: int | list[int],
-    max_paths: int = 256,
+    max_prefixes: int = 256,
 ) -> Divergence:
-    """Divergence of the model from a target: exact on a small trie, estimated on a large one.
+    """Divergence of the model from a target.
 
     Parameters
     ----------
-    model, prompt_ids, trie : see `path_terms`
-    exact_paths : int
-        Up to this many canonical texts, every path is used.
+    model, prompt_ids, max_prefixes : see `branch_log_probabilities`
+    trie : the target
+    exact_prefixes : int
+        Prefixes to evaluate exactly, at least 1; the heaviest are taken.
     sampled_paths : int
-        Paths drawn from the target where there are more.
+        Paths drawn from the target where it has more prefixes, at least 2.
     seed : of the drawn paths
-    max_paths : int
-        Paths in one forward pass; bounds memory.
     """
-    exact = len(trie.sequences) <= exact_paths
-    if exact:
-        paths = sorted(trie.sequences)  # neighbours share prefixes, so passes share nodes
-        weight_of = dict(zip(trie.sequences, trie.probabilities, strict=True))
-        weights = np.array([weight_of[path] for path in paths])
+    prefixes, branches, whole = heaviest_prefixes(trie, exact_prefixes)
+    paths = [] if whole else trie.sample_paths(np.random.default_rng(seed), sampled_paths)
+    on_paths, numbers = prefixes_of(paths)
+    known = set(prefixes)
+    beyond = [prefix for prefix in on_paths if prefix not in known]
+    if beyond:
+        more = trie.branches(beyond)
+        more = more._replace(row=more.row + len(prefixes))
+        all_branches = Branches(*map(np.concatenate, zip(branches, more, strict=True)))
     else:
-        rng = np.random.default_rng(seed)
-        paths = sorted(trie.sample(rng) for _ in range(sampled_paths))
-        weights = np.full(sampled_paths, 1.0 / sampled_paths)
-    parts = [
-        path_terms(model, prompt_ids, trie, paths[start : start + max_paths])
-        for start in range(0, len(paths), max_paths)
-    ]
-    mean_loss, sum_loss, log_probability = (
-        np.concatenate(part) for part in zip(*parts, strict=True)
+        all_branches = branches
+    log_p = branch_log_probabilities(
+        model, prompt_ids, [*prefixes, *beyond], all_branches, max_prefixes
     )
-    logit_kl, sequence_kl = float(weights @ mean_loss), float(weights @ sum_loss)
-    if exact:
-        mass = float(np.exp(log_probability).sum())
-        return Divergence(logit_kl, sequence_kl, 0.0, 0.0, mass, None)
-    errors = (float(x.std(ddof=1) / np.sqrt(sampled_paths)) for x in (mean_loss, sum_loss))
-    return Divergence(logit_kl, sequence_kl, *errors, None, sampled_paths)
+    kl = prefix_divergences(all_branches, log_p)
+    number = len(prefixes)
+    total = branches.mass[branches.row == 0].sum()
+    sequence_kl = np.bincount(branches.row, branches.mass) @ kl[:number] / total
+    logit_kl = np.bincount(branches.row, branches.mass_over_length) @ kl[:number] / total
+    log_p = log_p[: len(branches.row)]
+    reached, bound = model_masses(prefixes, branches, np.exp(log_p), trie.end_id)
+    if whole:
+        mass = float(sum(reached.values()))
+        distance = space_wasserstein(trie, prefixes, branches, reached) if mass > 0 else None
+        return Divergence(
+            float(logit_kl), float(sequence_kl), 0.0, 0.0, mass, bound, distance, number, None
+        )
+    # What the drawn paths meet beyond the exact prefixes.
+    kl_of = dict(zip(beyond, kl[number:].tolist(), strict=True))
+    along = np.array([kl_of.get(prefix, 0.0) for prefix in on_paths] + [0.0])[numbers]
+    rest = along.sum(axis=1)
+    rest_over_length = rest / (numbers >= 0).sum(axis=1)
+    errors = (float(x.std(ddof=1) / np.sqrt(len(paths))) for x in (rest_over_length, rest))
+    return Divergence(
+        float(logit_kl + rest_over_length.mean()),
+        float(sequence_kl + rest.mean()),
+        *errors,
+        None,
+        bound,
+        None,
+        number,
+        len(paths),
+    )
+
+
+def model_masses(
+    prefixes: Sequence[tuple[int, ...]], branches: Branches, p: np.ndarray, end_id: int
+) -> tuple[dict[tuple[int, ...], float], float]:
+    """What the model's probability amounts to along the evaluated prefixes.
+
+    Parameters
+    ----------
+    prefixes : each after its own prefixes
+    branches : their children
+    p : float64 array (children,)
+        The model's probability of each child at its prefix.
+
+    Returns
+    -------
+    complete : dict
+        The model's probability of every text that was evaluated to its end, by its tokens before
+        the end token.
+    bound : float
+        Of those and of all prefixes where the evaluation stopped: no output space text can have
+        more.
+    """
+    mass = {(): 1.0}
+    complete = {}
+    for row, token, probability in zip(
+        branches.row.tolist(), branches.token.tolist(), p.tolist(), strict=True
+    ):
+        prefix = prefixes[row]
+        if token == end_id:
+            complete[prefix] = mass[prefix] * probability
+        else:
+            mass[(*prefix, token)] = mass[prefix] * probability
+    stopped = sum(mass[prefix] for prefix in mass.keys() - set(prefixes))
+    return complete, float(sum(complete.values()) + stopped)
+
+
+def space_wasserstein(
+    trie: PrefixTrie | CdfTrie,
+    prefixes: Sequence[tuple[int, ...]],
+    branches: Branches,
+    complete: dict[tuple[int, ...], float],
+) -> float:
+    """1-Wasserstein distance between the target and the model given the output space.
+
+    Parameters
+    ----------
+    trie : a target whose texts are numbers
+    prefixes, branches : all of them
+    complete : as `model_masses` returns it
+
+    Returns
+    -------
+    float
+        In units of the values.
+    """
+    ends = np.flatnonzero(branches.token == trie.end_id)
+    texts = [prefixes[row] for row in branches.row[ends]]
+    values = np.array([float(trie.text((*text, trie.end_id))) for text in texts])
+    p, q = np.array([complete[text] for text in texts]), branches.mass[ends]
+    order = np.argsort(values)
+    gap = np.cumsum((p / p.sum() - q / q.sum())[order])
+    return float(np.abs(gap[:-1]) @ np.diff(values[order]))

@@ -19,60 +19,95 @@ from calibration_tuning.output_space import OutputSpace, continuous_space, integ
 
 
 class Family(NamedTuple):
-    """A row of the table; `freeze` makes a scipy distribution of the parameters in order."""
+    """A row of the table.
+
+    `arguments` turns the parameters, in order, into the positional arguments of the scipy
+    distribution: its shapes, then location and scale.
+    """
 
     display_name: str
     parameters: tuple[str, ...]
-    freeze: Callable
-    is_integer: bool = False
+    scipy: stats.rv_continuous | stats.rv_discrete
+    arguments: Callable[..., tuple[float, ...]] = lambda *parameters: parameters
+
+    @property
+    def is_integer(self) -> bool:
+        """Whether its values are integers."""
+        return isinstance(self.scipy, stats.rv_discrete)
 
 
 FAMILIES: dict[str, Family] = {
-    "uniform": Family("Uniform", ("a", "b"), lambda a, b: stats.uniform(a, b - a)),
+    "uniform": Family("Uniform", ("a", "b"), stats.uniform, lambda a, b: (a, b - a)),
     "gaussian": Family("Gaussian", ("mu", "sigma"), stats.norm),
     "beta": Family("Beta", ("alpha", "beta"), stats.beta),
-    "binomial": Family("Binomial", ("n", "p"), stats.binom, True),
-    "exponential": Family("Exponential", ("lambda",), lambda rate: stats.expon(scale=1 / rate)),
-    "geometric": Family("Geometric", ("p",), stats.geom, True),
-    "negative_binomial": Family("Negative Binomial", ("r", "p"), stats.nbinom, True),
+    "binomial": Family("Binomial", ("n", "p"), stats.binom),
+    "exponential": Family("Exponential", ("lambda",), stats.expon, lambda rate: (0, 1 / rate)),
+    "geometric": Family("Geometric", ("p",), stats.geom),
+    "negative_binomial": Family("Negative Binomial", ("r", "p"), stats.nbinom),
     "lognormal": Family(
-        "LogNormal", ("mu", "sigma"), lambda mu, sigma: stats.lognorm(sigma, scale=math.exp(mu))
+        "LogNormal", ("mu", "sigma"), stats.lognorm, lambda mu, sigma: (sigma, 0, math.exp(mu))
     ),
     "triangular": Family(
         "Triangular",
         ("a", "c", "b"),
-        lambda a, c, b: stats.triang((c - a) / (b - a), loc=a, scale=b - a),
+        stats.triang,
+        lambda a, c, b: ((c - a) / (b - a), a, b - a),
     ),
-    "rayleigh": Family("Rayleigh", ("sigma",), lambda sigma: stats.rayleigh(scale=sigma)),
+    "rayleigh": Family("Rayleigh", ("sigma",), stats.rayleigh, lambda sigma: (0, sigma)),
     "cauchy": Family("Cauchy", ("x0", "gamma"), stats.cauchy),
     "student_t": Family("Student's t", ("nu",), stats.t),
     "chi_square": Family("Chi-Square", ("nu",), stats.chi2),
     "f_distribution": Family("F-Distribution", ("d1", "d2"), stats.f),
-    "gamma": Family("Gamma", ("alpha", "beta"), lambda alpha, beta: stats.gamma(alpha, scale=beta)),
+    "gamma": Family("Gamma", ("alpha", "beta"), stats.gamma, lambda alpha, s: (alpha, 0, s)),
     "laplace": Family("Laplace", ("mu", "b"), stats.laplace),
     "logistic": Family("Logistic", ("mu", "s"), stats.logistic),
-    "pareto": Family("Pareto", ("alpha", "xm"), lambda alpha, xm: stats.pareto(alpha, scale=xm)),
-    "hypergeometric": Family("Hypergeometric", ("M", "K", "N"), stats.hypergeom, True),
+    "pareto": Family("Pareto", ("alpha", "xm"), stats.pareto, lambda alpha, xm: (alpha, 0, xm)),
+    "hypergeometric": Family("Hypergeometric", ("M", "K", "N"), stats.hypergeom),
     "gumbel": Family("Gumbel", ("mu", "beta"), stats.gumbel_r),
-    "skellam": Family("Skellam", ("mu1", "mu2"), stats.skellam, True),
-    "beta_binomial": Family("Beta-Binomial", ("n", "alpha", "beta"), stats.betabinom, True),
-    "lomax": Family("Lomax", ("alpha", "lambda"), lambda alpha, s: stats.lomax(alpha, scale=s)),
+    "skellam": Family("Skellam", ("mu1", "mu2"), stats.skellam),
+    "beta_binomial": Family("Beta-Binomial", ("n", "alpha", "beta"), stats.betabinom),
+    "lomax": Family("Lomax", ("alpha", "lambda"), stats.lomax, lambda alpha, s: (alpha, 0, s)),
     "inverse_gaussian": Family(
-        "Inverse Gaussian", ("mu", "lambda"), lambda mu, s: stats.invgauss(mu / s, scale=s)
+        "Inverse Gaussian", ("mu", "lambda"), stats.invgauss, lambda mu, s: (mu / s, 0, s)
     ),
-    "bernoulli": Family("Bernoulli", ("p",), stats.bernoulli, True),
-    "poisson": Family("Poisson", ("lambda",), stats.poisson, True),
-    "weibull": Family("Weibull", ("k", "lambda"), lambda k, s: stats.weibull_min(k, scale=s)),
-    "maxwell": Family("Maxwell", ("scale",), lambda scale: stats.maxwell(scale=scale)),
+    "bernoulli": Family("Bernoulli", ("p",), stats.bernoulli),
+    "poisson": Family("Poisson", ("lambda",), stats.poisson),
+    "weibull": Family("Weibull", ("k", "lambda"), stats.weibull_min, lambda k, s: (k, 0, s)),
+    "maxwell": Family("Maxwell", ("scale",), stats.maxwell, lambda scale: (0, scale)),
     "chi": Family("Chi", ("df",), stats.chi),
     "truncnorm": Family(
         "TruncNorm",
         ("mu", "sigma", "lower", "upper"),
-        lambda mu, sigma, lower, upper: stats.truncnorm(
-            (lower - mu) / sigma, (upper - mu) / sigma, mu, sigma
-        ),
+        stats.truncnorm,
+        lambda mu, sigma, lower, upper: ((lower - mu) / sigma, (upper - mu) / sigma, mu, sigma),
     ),
 }
+
+
+class Functions(NamedTuple):
+    """The functions of a scipy distribution with its arguments filled in.
+
+    The same as those of a frozen distribution. Freezing makes scipy compile source code anew each
+    time, which takes longer than all that training asks of a distribution.
+    """
+
+    distribution: stats.rv_continuous | stats.rv_discrete
+    arguments: tuple[float, ...]
+
+    def support(self) -> tuple[float, float]:
+        return self.distribution.support(*self.arguments)
+
+    def cdf(self, x):
+        return self.distribution.cdf(x, *self.arguments)
+
+    def sf(self, x):
+        return self.distribution.sf(x, *self.arguments)
+
+    def ppf(self, q):
+        return self.distribution.ppf(q, *self.arguments)
+
+    def pmf(self, k):
+        return self.distribution.pmf(k, *self.arguments)
 
 
 def format_number(value: float) -> str:
@@ -124,19 +159,24 @@ class Distribution:
         return hash((self.family, tuple(sorted(self.params.items()))))
 
     @cached_property
-    def scipy(self):
-        """The frozen scipy distribution."""
+    def functions(self) -> Functions:
+        """Its distribution function and the like; InputError if it doesn't exist."""
         family = FAMILIES[self.family]
         values = [self.params[name] for name in family.parameters]
-        shown = ", ".join(f"{name}={self.params[name]}" for name in family.parameters)
         try:
-            frozen = family.freeze(*values)
-            bounds = frozen.support()
+            functions = Functions(family.scipy, family.arguments(*values))
+            checks = [*functions.support(), functions.ppf(0.5)]
         except (ArithmeticError, TypeError, ValueError):
-            bounds = (math.nan, math.nan)
-        if any(math.isnan(bound) for bound in bounds) or math.isnan(frozen.ppf(0.5)):
+            checks = [math.nan]
+        if any(math.isnan(check) for check in checks):
+            shown = ", ".join(f"{name}={self.params[name]}" for name in family.parameters)
             raise InputError(f"family {self.family}: no such distribution with {shown}")
-        return frozen
+        return functions
+
+    @cached_property
+    def scipy(self):
+        """The frozen scipy distribution."""
+        return self.functions.distribution(*self.functions.arguments)
 
     @property
     def display_name(self) -> str:
@@ -151,7 +191,7 @@ class Distribution:
     @property
     def support(self) -> tuple[float, float]:
         """Lowest and highest possible value; may be infinite."""
-        low, high = self.scipy.support()
+        low, high = self.functions.support()
         return float(low), float(high)
 
     @property
@@ -182,5 +222,5 @@ class Distribution:
             If a setting is out of range, or the space would be empty or too large to list.
         """
         if self.is_integer:
-            return integer_space(self.scipy)
-        return continuous_space(self.scipy, decimals, max_bins)
+            return integer_space(self.functions)
+        return continuous_space(self.functions, decimals, max_bins)

@@ -13,10 +13,13 @@ import numpy as np
 import torch
 
 from calibration_tuning.packing import PackedTree, pack
-from calibration_tuning.trie import PrefixTrie
+from calibration_tuning.trie import CdfTrie, PathTargets, PrefixTrie, path_targets
 
 TARGET_FLOOR = 1e-8
 """Target probabilities are floored here inside the logarithm (Paper A's code)."""
+
+ROWS_AT_A_TIME = 8
+"""Rows of logits for which softmax values are held at once."""
 
 
 def soft_target_kl(
@@ -42,18 +45,17 @@ def soft_target_kl(
     return (q * (q.clamp_min(TARGET_FLOOR).log() - log_p)).sum()
 
 
-def soft_targets(trie: PrefixTrie, path: tuple[int, ...]) -> list[tuple[np.ndarray, np.ndarray]]:
-    """The target distribution at every prefix of a path: a list of (token ids, probabilities)."""
-    return [trie.next_tokens(path[:depth]) for depth in range(len(path))]
+def hard_targets(trie: PrefixTrie | CdfTrie, paths: Sequence[tuple[int, ...]]) -> PathTargets:
+    """One-hot targets of drawn paths, in the form of `path_targets`."""
+    lengths = np.array([len(path) for path in paths])
+    numbers = np.full((len(paths), lengths.max()), -1, dtype=np.int64)
+    tokens = np.concatenate([np.asarray(path, dtype=np.int64) for path in paths])
+    numbers[np.arange(lengths.max()) < lengths[:, None]] = np.arange(len(tokens))
+    return PathTargets(numbers, np.arange(len(tokens)), tokens, np.ones(len(tokens)))
 
 
-def hard_targets(trie: PrefixTrie, path: tuple[int, ...]) -> list[tuple[np.ndarray, np.ndarray]]:
-    """The one-hot targets of a drawn path, in the form of `soft_targets`."""
-    return [(np.array([token]), np.ones(1)) for token in path]
-
-
-OBJECTIVES: dict[str, Callable] = {"soft_target": soft_targets, "hard_target": hard_targets}
-"""What a method's `objective` may name: trie and path -> targets along the path."""
+OBJECTIVES: dict[str, Callable] = {"soft_target": path_targets, "hard_target": hard_targets}
+"""What a method's `objective` may name: trie and paths -> targets along the paths."""
 
 
 class PackedBatch(NamedTuple):
@@ -89,7 +91,7 @@ class Example(NamedTuple):
 
     prompt_ids: list[int]
     paths: list[tuple[int, ...]]
-    targets: list[list[tuple[np.ndarray, np.ndarray]]]
+    targets: PathTargets
 
 
 def pack_examples(examples: Sequence[Example]) -> PackedBatch:
@@ -102,39 +104,84 @@ def pack_examples(examples: Sequence[Example]) -> PackedBatch:
     ]
     tree = pack(sequences)
     node, token, weight, log_q = _flat_targets(examples, tree)
-    rows, row = np.unique(node, return_inverse=True)
-    # Paths that meet a node meet the same target there, so (row, token) is a key.
-    entries = np.stack([row, token])
-    merged, first, inverse = np.unique(entries, axis=1, return_index=True, return_inverse=True)
+    # Paths that meet a node meet the same target there, so (node, token) is a key.
+    key = node * (token.max() + 1) + token
+    _, first, inverse = np.unique(key, return_index=True, return_inverse=True)
+    rows, row = np.unique(node[first], return_inverse=True)
     return PackedBatch(
         token_ids=tree.token_ids,
         positions=tree.positions,
         subtree_end=tree.subtree_end,
         rows=rows,
-        target_row=merged[0],
-        target_token=merged[1],
-        target_weight=np.bincount(inverse.ravel(), weights=weight).astype(np.float32),
+        target_row=row,
+        target_token=token[first],
+        target_weight=np.bincount(inverse, weights=weight).astype(np.float32),
         target_log=log_q[first].astype(np.float32),
     )
 
 
 def _flat_targets(examples: Sequence[Example], tree: PackedTree) -> tuple[np.ndarray, ...]:
-    """Node, token, weight and log q of every target of every path, one entry each."""
-    nodes, weights, ids, probabilities = [], [], [], []
+    """Node, token, weight and log q of every target of every prefix, one entry each."""
+    parts = []
     sequence = 0
     for example in examples:
+        numbers = example.targets.prefix
+        is_token = numbers >= 0
         start = len(example.prompt_ids) - 1
-        for path, targets in zip(example.paths, example.targets, strict=True):
-            path_weight = 1.0 / (len(path) * len(example.paths) * len(examples))
-            for depth, (token_ids, q) in enumerate(targets):
-                nodes.append(np.full(len(token_ids), tree.nodes[sequence, start + depth]))
-                weights.append(np.full(len(token_ids), path_weight))
-                ids.append(token_ids)
-                probabilities.append(q)
-            sequence += 1
-    q = np.concatenate(probabilities)
-    log_q = np.log(np.maximum(q, TARGET_FLOOR))
-    return np.concatenate(nodes), np.concatenate(ids), np.concatenate(weights) * q, log_q
+        block = tree.nodes[sequence : sequence + len(numbers), start : start + numbers.shape[1]]
+        sequence += len(numbers)
+        node_of = np.zeros(numbers.max() + 1, dtype=np.int64)
+        node_of[numbers[is_token]] = block[is_token]
+        path_weight = 1.0 / (is_token.sum(axis=1) * len(numbers) * len(examples))
+        weight_of = np.bincount(
+            numbers[is_token], np.broadcast_to(path_weight[:, None], numbers.shape)[is_token]
+        )
+        _, row, token, q = example.targets
+        parts.append((node_of[row], token, weight_of[row] * q, np.log(np.maximum(q, TARGET_FLOOR))))
+    return tuple(np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+
+
+class _PackedLoss(torch.autograd.Function):
+    """The loss of `packed_loss` with the gradient computed in the logits' own memory.
+
+    Autograd would keep the softmax and allocate two more arrays of the logits' size: with a
+    vocabulary of 262,144 they, not the model, would be most of a step's memory. Rows are taken a
+    few at a time, so that what is computed of them stays in the processor's cache.
+    """
+
+    @staticmethod
+    def forward(ctx, logits, target_row, target_token, target_weight, target_log):
+        normaliser = torch.cat([_log_sum_exp(part) for part in logits.split(ROWS_AT_A_TIME)])
+        log_p = logits[target_row, target_token].float() - normaliser[target_row]
+        ctx.save_for_backward(logits, normaliser, target_row, target_token, target_weight)
+        return (target_weight * (target_log - log_p)).sum()
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, gradient):
+        logits, normaliser, target_row, target_token, target_weight = ctx.saved_tensors
+        row_weight = torch.zeros_like(normaliser).index_add_(0, target_row, target_weight)
+        # Of log p: softmax times the row's weight, less the weight at the targets.
+        in_place = logits.detach()
+        for part, shift, weight in zip(
+            in_place.split(ROWS_AT_A_TIME),
+            normaliser.split(ROWS_AT_A_TIME),
+            (gradient * row_weight).split(ROWS_AT_A_TIME),
+            strict=True,
+        ):
+            softmax = part.float()  # the same memory where the logits are float32
+            softmax.sub_(shift[:, None]).exp_().mul_(weight[:, None])
+            if softmax.dtype != part.dtype:
+                part.copy_(softmax)
+        change = (-gradient * target_weight).to(logits.dtype)
+        in_place.index_put_((target_row, target_token), change, accumulate=True)
+        return in_place, None, None, None, None
+
+
+def _log_sum_exp(logits: torch.Tensor) -> torch.Tensor:
+    """Log of the sum of exponentials of each row, in float32, with one array of their size."""
+    largest = logits.amax(dim=-1, keepdim=True).float()
+    return (logits - largest).exp_().sum(dim=-1).log_() + largest[:, 0]
 
 
 def packed_loss(
@@ -146,16 +193,16 @@ def packed_loss(
 ) -> torch.Tensor:
     """Weighted sum over targets of ``log q - log p``, in float32.
 
+    The backward pass overwrites the logits with their gradient, so it can run only once.
+
     Parameters
     ----------
     logits : tensor (rows, vocabulary)
     target_row, target_token, target_weight, target_log : tensors (targets,)
-        As in `PackedBatch`.
+        As in `PackedBatch`; no (row, token) twice.
 
     Returns
     -------
     scalar tensor, nats per token
     """
-    logits = logits.float()
-    log_p = logits[target_row, target_token] - torch.logsumexp(logits, dim=-1)[target_row]
-    return (target_weight * (target_log - log_p)).sum()
+    return _PackedLoss.apply(logits, target_row, target_token, target_weight, target_log)

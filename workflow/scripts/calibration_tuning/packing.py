@@ -169,4 +169,4 @@ def packed_logits(
         logits_to_keep=rows,
         use_cache=False,
     )
-    return output.logits[0]
+    return output.logits.squeeze(0)  # indexing would copy in the backward pass

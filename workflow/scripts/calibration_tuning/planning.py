@@ -211,7 +211,8 @@ def load_plan(config: dict, config_files: list, root: str | Path) -> Plan:
         if entry["objective"] != "none":
             _check_budget(entry, f"{name}: methods.{method}")
     for evaluation, entry in config["evaluations"].items():
-        _check_bins(entry, f"{name}: evaluations.{evaluation}")
+        for key in ("max_bins", "divergence_max_bins"):
+            _check_bins(entry, f"{name}: evaluations.{evaluation}", key)
     return Plan(models, methods, config["evaluations"], config["select"], config["families_file"])
 
 
@@ -227,13 +228,15 @@ def _check_budget(settings: dict, where: str) -> None:
     _check_bins(settings, where)
 
 
-def _check_bins(settings: dict, where: str) -> None:
+def _check_bins(settings: dict, where: str, key: str = "max_bins") -> None:
     """Refuse output spaces that do not fit this machine's memory."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    needed = settings["max_bins"] * BYTES_PER_TEXT
+    if settings[key] == "full":  # nothing is listed
+        return
+    needed = settings[key] * BYTES_PER_TEXT
     if needed > memory / 2:
         raise InputError(
-            f"{where}.max_bins: {settings['max_bins']} texts a prompt need about "
+            f"{where}.{key}: {settings[key]} texts a prompt need about "
             f"{needed / 2**30:.1f} GiB, more than half of this machine's "
             f"{memory / 2**30:.1f} GiB; expected a smaller max_bins"
         )

@@ -1,21 +1,34 @@
-"""Many independent samples of one prompt, each distinct prefix evaluated once.
+"""Many independent samples of prompts, each distinct prefix evaluated once.
 
 n samples of one prompt repeat the same prefixes. The branching sampler keeps the distinct ones:
 the prompt runs once, and at every step each live prefix runs once and its count is split over the
 next tokens by a multinomial draw. n independent samples are exchangeable, and the counts of the
 next tokens among the samples that share a prefix are multinomial given that prefix, so the result
 is distributed exactly as n separate runs.
+
+Where prefixes rarely meet, as in long free text, this is batched generation whose finished rows
+leave the batch. Prompts with few samples each are run together.
 """
 
-import copy
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 import torch
-from transformers import DynamicCache
+from transformers import (
+    LogitsProcessorList,
+    MinPLogitsWarper,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
 
 from calibration_tuning import chat
+from calibration_tuning.branch_cache import BatchRows
+
+ROWS_AT_A_TIME = 32
+"""Rows whose cumulative probabilities are held at once, in float64."""
 
 
 class Sample(NamedTuple):
@@ -26,24 +39,65 @@ class Sample(NamedTuple):
     finished: bool
 
 
+@dataclass(frozen=True)
+class Decoding:
+    """How tokens are drawn and where a completion ends.
+
+    Parameters
+    ----------
+    temperature, top_k, top_p, min_p : as transformers defines them
+        The defaults change nothing: samples come from the model's own distribution.
+    max_new_tokens : int
+        Longest completion, the stop token included.
+    stop_strings : sequence of str
+        A completion that contains one of them has finished; it keeps the string, as transformers
+        does.
+    viable : callable, optional
+        Takes the text so far; where it answers False the completion is cut there, unfinished.
+        An evaluation that could only call such a text invalid need not pay for the rest of it.
+    """
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    max_new_tokens: int = 32
+    stop_strings: Sequence[str] = ()
+    viable: Callable[[str], bool] | None = None
+
+    def warpers(self) -> LogitsProcessorList:
+        """What transformers applies to logits, in its order."""
+        warpers = LogitsProcessorList()
+        if self.temperature != 1.0:
+            warpers.append(TemperatureLogitsWarper(float(self.temperature)))
+        if self.top_k:
+            warpers.append(TopKLogitsWarper(self.top_k))
+        if self.top_p < 1.0:
+            warpers.append(TopPLogitsWarper(self.top_p))
+        if self.min_p:
+            warpers.append(MinPLogitsWarper(self.min_p))
+        return warpers
+
+
 class _Branches(NamedTuple):
-    """Prefixes of equal length: token ids (rows, depth) and their sample counts (rows,)."""
+    """Prefixes of equal length: ids (rows, depth), the prompt and sample count of each (rows,)."""
 
     prefixes: np.ndarray
+    prompts: np.ndarray
     counts: np.ndarray
 
     def take(self, rows: np.ndarray) -> "_Branches":
-        return _Branches(self.prefixes[rows], self.counts[rows])
+        return _Branches(*(array[rows] for array in self))
 
 
 def split_counts(
-    probabilities: np.ndarray, counts: np.ndarray, rng: np.random.Generator
+    probabilities: torch.Tensor, counts: np.ndarray, rng: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Split each row's count over its next tokens by a multinomial draw.
 
     Parameters
     ----------
-    probabilities : float (rows, vocabulary)
+    probabilities : tensor (rows, vocabulary)
         Next-token probabilities, up to a constant a row.
     counts : int64 (rows,)
     rng : numpy Generator
@@ -53,114 +107,180 @@ def split_counts(
     parents, tokens, children : int64 arrays (children,)
         The row each child comes from, its token, and its count (all positive).
     """
-    parents, tokens, children = [], [], []
-    for row, count in enumerate(counts):
+    vocabulary = probabilities.shape[1]
+    keys = []
+    for start in range(0, len(counts), ROWS_AT_A_TIME):
+        part = counts[start : start + ROWS_AT_A_TIME]
         # Inverse transform: one uniform a sample. The sum is in float64, since float32 loses the
         # tail of a vocabulary of 262,144.
-        cumulative = np.cumsum(probabilities[row], dtype=np.float64)
-        uniform = rng.random(count) * cumulative[-1]
-        drawn = np.searchsorted(cumulative, uniform, side="right")
-        token, number = np.unique(np.minimum(drawn, len(cumulative) - 1), return_counts=True)
-        parents.append(np.full(len(token), row))
-        tokens.append(token)
-        children.append(number)
-    return np.concatenate(parents), np.concatenate(tokens), np.concatenate(children)
+        cumulative = probabilities[start : start + len(part)].double().cumsum(dim=-1)
+        wanted = np.arange(part.max()) < part[:, None]
+        uniform = np.zeros(wanted.shape)
+        uniform[wanted] = rng.random(part.sum())
+        points = torch.from_numpy(uniform).to(cumulative.device) * cumulative[:, -1:]
+        # Below the total even where the product was rounded up to it.
+        points = torch.minimum(points, torch.nextafter(cumulative[:, -1:], points.new_zeros(())))
+        drawn = torch.searchsorted(cumulative, points, right=True).cpu().numpy()
+        row = np.broadcast_to(np.arange(start, start + len(part))[:, None], wanted.shape)
+        keys.append(row[wanted] * vocabulary + drawn[wanted])
+    key, children = np.unique(np.concatenate(keys), return_counts=True)
+    return key // vocabulary, key % vocabulary, children
 
 
-def _forward(model, token_ids: np.ndarray, cache: DynamicCache) -> np.ndarray:
-    """Extend the cache by token ids (rows, new) and return probabilities (rows, vocabulary)."""
-    output = model(
-        input_ids=torch.as_tensor(token_ids, device=model.device),
-        cache=cache,
-        use_cache=True,
-        logits_to_keep=1,
-    )
-    return torch.softmax(output.logits[:, -1].float(), dim=-1).cpu().numpy()
-
-
-@torch.inference_mode()
 def sample_completions(
-    model: torch.nn.Module,
-    tokenizer,
-    prompt_ids: list[int],
-    n: int,
-    *,
-    stop_ids: Collection[int] | None = None,
-    max_new_tokens: int = 32,
-    max_rows: int = 256,
-    seed: int | list[int] = 0,
-    viable: Callable[[str], bool] | None = None,
+    model: torch.nn.Module, tokenizer, prompt_ids: list[int], n: int, **options
 ) -> list[Sample]:
-    """Draw n independent completions of one prompt at temperature 1 from the full vocabulary.
+    """Draw n independent completions of one prompt.
 
     Parameters
     ----------
-    model : causal language model in evaluation mode
-    tokenizer : decodes the samples (special tokens dropped)
     prompt_ids : list of int
-    n : int
-    stop_ids : collection of int, optional
-        Tokens that end a completion; by default those of the chat template and the model's
-        generation config, see `calibration_tuning.chat.stop_ids`.
-    max_new_tokens : int
-        Longest completion, the stop token included.
-    max_rows : int
-        Most prefixes in one forward pass. It bounds memory: the cache never holds more than
-        ``max_rows * (len(prompt_ids) + max_new_tokens)`` tokens. Where more prefixes are live, the
-        rest wait as token ids and their cache is computed anew.
-    seed : int or list of int
-        The same seed gives the same samples on the same machine.
-    viable : callable, optional
-        Takes the text so far; where it answers False the completion is cut there, unfinished.
-        An evaluation that could only call such a text invalid need not pay for the rest of it.
+    model, tokenizer, n, options : see `sample_prompts`
 
     Returns
     -------
     list of Sample, length n
         In random order, so that any part of it is a set of independent samples too.
     """
+    return sample_prompts(model, tokenizer, [prompt_ids], n, **options)[0]
+
+
+@torch.inference_mode()
+def sample_prompts(
+    model: torch.nn.Module,
+    tokenizer,
+    prompts: Sequence[list[int]],
+    n: int,
+    *,
+    stop_ids: Collection[int] | None = None,
+    max_rows: int = 256,
+    seed: int | list[int] = 0,
+    progress: Callable[[int], object] | None = None,
+    **decoding,
+) -> list[list[Sample]]:
+    """Draw n independent completions of each of several prompts.
+
+    Prompts run together where their samples fit into one forward pass: one prompt's first steps
+    have few rows, and a pass with few rows takes nearly as long as one with many.
+
+    Parameters
+    ----------
+    model : causal language model in evaluation mode
+    tokenizer : decodes the samples (special tokens dropped)
+    prompts : token ids of each prompt
+    n : int
+        Samples of each.
+    stop_ids : collection of int, optional
+        Tokens that end a completion; by default those of the chat template and the model's
+        generation config, see `calibration_tuning.chat.stop_ids`.
+    max_rows : int
+        Most prefixes in one forward pass. It bounds memory: the cache holds no more than
+        ``max_rows * (longest prompt + max_new_tokens + 32)`` tokens, and the prompts themselves.
+        Where more prefixes are live, the rest wait as token ids and their cache is computed anew.
+    seed : int or list of int
+        The same seed gives the same samples on the same machine.
+    progress : callable, optional
+        Told the number of samples that have ended, as they end.
+    decoding : see `Decoding`
+
+    Returns
+    -------
+    list of list of Sample
+        n samples of each prompt, each list in random order.
+    """
+    how = Decoding(**decoding)
     if stop_ids is None:
         stop_ids = chat.stop_ids(tokenizer, model.generation_config, {})
+    stop_ids = frozenset(stop_ids)
     rng = np.random.default_rng(seed)
-    prompt_cache = DynamicCache(config=model.config)
-    first = _forward(model, np.array([prompt_ids]), prompt_cache)
-    ended_branches: list[_Branches] = []
-    waiting = [_Branches(np.zeros((1, 0), dtype=np.int64), np.array([n]))]
+    together = max(1, max_rows // n)
+    by_length = sorted(range(len(prompts)), key=lambda index: len(prompts[index]))
+    results: list[list[Sample]] = [[] for _ in prompts]
+    for start in range(0, len(by_length), together):
+        group = by_length[start : start + together]
+        ended = _sample_group(
+            model, tokenizer, [prompts[i] for i in group], n, how, stop_ids, max_rows, rng, progress
+        )
+        for number, index in enumerate(group):
+            own = [branches.take(branches.prompts == number) for branches in ended]
+            results[index] = _as_samples(own, tokenizer, stop_ids, how.stop_strings, rng)
+    return results
+
+
+def _sample_group(
+    model, tokenizer, prompts, n, how: Decoding, stop_ids, max_rows, rng, progress
+) -> list[_Branches]:
+    """The completions of prompts that run together, as counts of distinct ones."""
+    prompt_rows = BatchRows(model, prompts)
+    warpers = how.warpers()
+    count = len(prompts)
+    root = _Branches(np.zeros((count, 0), np.int64), np.arange(count), np.full(count, n))
+    ended_branches, waiting = [], [root]
     while waiting:
         branches = waiting.pop()
-        cache = copy.deepcopy(prompt_cache)
-        cache.batch_repeat_interleave(len(branches.counts))
-        at_root = branches.prefixes.shape[1] == 0
-        probabilities = first if at_root else _forward(model, branches.prefixes, cache)
+        rows = prompt_rows.picked(branches.prompts)
+        if branches.prefixes.shape[1]:
+            rows.extend(branches.prefixes)
         while True:
+            probabilities = torch.softmax(warpers(None, rows.logits.float()), dim=-1)
             parents, tokens, counts = split_counts(probabilities, branches.counts, rng)
-            children = _Branches(np.hstack([branches.prefixes[parents], tokens[:, None]]), counts)
-            ended = np.isin(tokens, list(stop_ids))
-            ended |= children.prefixes.shape[1] == max_new_tokens
-            if viable is not None:
-                texts = tokenizer.batch_decode(children.prefixes, skip_special_tokens=True)
-                ended |= ~np.array([viable(text) for text in texts])
+            children = _Branches(
+                np.hstack([branches.prefixes[parents], tokens[:, None]]),
+                branches.prompts[parents],
+                counts,
+            )
+            ended = has_ended(children.prefixes, tokenizer, how, stop_ids)
             ended_branches.append(children.take(np.flatnonzero(ended)))
+            if progress is not None:
+                progress(int(counts[ended].sum()))
             live = np.flatnonzero(~ended)
             if live.size == 0:
                 break
             for start in range(max_rows, live.size, max_rows):
                 waiting.append(children.take(live[start : start + max_rows]))
             live = live[:max_rows]
-            cache.batch_select_indices(torch.as_tensor(parents[live], device=model.device))
+            if not np.array_equal(parents[live], np.arange(len(branches.counts))):
+                rows.keep(parents[live])
             branches = children.take(live)
-            probabilities = _forward(model, branches.prefixes[:, -1:], cache)
-    return _as_samples(ended_branches, tokenizer, stop_ids, rng)
+            rows.extend(branches.prefixes[:, -1:])
+    return ended_branches
+
+
+def has_ended(
+    prefixes: np.ndarray, tokenizer, how: Decoding, stop_ids: Collection[int]
+) -> np.ndarray:
+    """Which completions end with their last token; bool (rows,)."""
+    ended = np.isin(prefixes[:, -1], list(stop_ids))
+    ended |= prefixes.shape[1] == how.max_new_tokens
+    if how.stop_strings:
+        # A string of b bytes lies within its last b tokens, if none of them is empty; one more
+        # keeps the space that some tokenizers drop at the start of a text.
+        tail = prefixes[:, -(max(len(text.encode()) for text in how.stop_strings) + 4) :]
+        ended |= contains_any(tokenizer.batch_decode(tail), how.stop_strings)
+    if how.viable is not None:
+        texts = tokenizer.batch_decode(prefixes, skip_special_tokens=True)
+        ended |= ~np.array([how.viable(text) for text in texts])
+    return ended
+
+
+def contains_any(texts: Sequence[str], strings: Sequence[str]) -> np.ndarray:
+    """Which texts contain one of some strings; bool (texts,)."""
+    return np.array([any(string in text for string in strings) for text in texts], dtype=bool)
 
 
 def _as_samples(
-    ended: list[_Branches], tokenizer, stop_ids: Collection[int], rng: np.random.Generator
+    ended: list[_Branches],
+    tokenizer,
+    stop_ids: Collection[int],
+    stop_strings: Sequence[str],
+    rng: np.random.Generator,
 ) -> list[Sample]:
     """Decode each distinct completion once, repeat it by its count and shuffle."""
     paths = [tuple(prefix) for branches in ended for prefix in branches.prefixes.tolist()]
     counts = np.concatenate([branches.counts for branches in ended])
-    finished = [path[-1] in stop_ids for path in paths]
-    bodies = [path[:-1] if stop else path for path, stop in zip(paths, finished, strict=True)]
+    stopped = [path[-1] in stop_ids for path in paths]
+    bodies = [path[:-1] if stop else path for path, stop in zip(paths, stopped, strict=True)]
     texts = tokenizer.batch_decode(bodies, skip_special_tokens=True)
-    distinct = [Sample(*sample) for sample in zip(paths, texts, finished, strict=True)]
+    finished = np.array(stopped) | contains_any(texts, stop_strings)
+    distinct = [Sample(*sample) for sample in zip(paths, texts, finished.tolist(), strict=True)]
     return [distinct[index] for index in rng.permutation(np.repeat(range(len(paths)), counts))]

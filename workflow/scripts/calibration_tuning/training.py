@@ -21,11 +21,16 @@ from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from calibration_tuning.errors import InputError
 from calibration_tuning.families import Distribution
+from calibration_tuning.lora_dropout import use_bit_dropout
 from calibration_tuning.objectives import OBJECTIVES, Example, pack_examples, packed_loss
 from calibration_tuning.packing import packed_logits
-from calibration_tuning.trie import PrefixTrie
+from calibration_tuning.trie import build_trie
 
 MAX_GRADIENT_NORM = 1.0
+DATA_WORKERS = 2 if torch.cuda.is_available() else 0
+"""Processes that draw values, look up targets and pack while the accelerator computes. A CPU has
+no core to spare: the milliseconds of a step's data are less than what a second process costs."""
+
 ORDER_STREAM, VALUE_STREAM = 0, 1
 """Keys that keep the random streams of one seed apart."""
 
@@ -117,15 +122,16 @@ class VisitDataset(Dataset):
 
     def __getitem__(self, index: int) -> Example:
         prompt = self.prompts[self.visits[index]]
-        space = Distribution(prompt["family"], prompt["params"]).output_space(
-            self.settings["decimals"], self.settings["max_bins"]
+        trie = build_trie(
+            Distribution(prompt["family"], prompt["params"]),
+            self.settings["decimals"],
+            self.settings["max_bins"],
+            self.encode,
+            self.end_id,
         )
-        trie = PrefixTrie(space.texts, space.probabilities, self.encode, self.end_id)
         rng = np.random.default_rng([self.seed, VALUE_STREAM, index])
-        paths = [trie.sample(rng) for _ in range(self.settings["packing"])]
-        return Example(
-            self.encode_prompt(prompt["prompt"]), paths, [self.targets(trie, p) for p in paths]
-        )
+        paths = trie.sample_paths(rng, self.settings["packing"])
+        return Example(self.encode_prompt(prompt["prompt"]), paths, self.targets(trie, paths))
 
 
 def collate(examples: Sequence[Example]) -> dict[str, torch.Tensor]:
@@ -220,14 +226,15 @@ def training_arguments(
         optim="adamw_torch",
         train_sampling_strategy="sequential",
         seed=seed,
-        bf16=settings["dtype"] == "bfloat16",
+        # float32 weights are computed with in float32 on a CPU, in bfloat16 autocast on a GPU.
+        bf16=settings["dtype"] == "bfloat16" or torch.cuda.is_available(),
         use_cpu=not torch.cuda.is_available(),
         logging_steps=1,
         logging_nan_inf_filter=False,
         save_steps=settings["checkpoint_steps"],
         save_total_limit=2,
         remove_unused_columns=False,
-        dataloader_num_workers=0,
+        dataloader_num_workers=DATA_WORKERS,
         dataloader_pin_memory=torch.cuda.is_available(),
         disable_tqdm=True,
         report_to=[],
@@ -272,6 +279,8 @@ def train(
     """
     prompts_per_step = settings["batch"] // settings["packing"]
     steps = len(dataset) // prompts_per_step
+    if not torch.cuda.is_available():
+        use_bit_dropout(model)
     arguments = training_arguments(settings, steps, prompts_per_step, micro_batch, seed, work)
     trainer = CalibrationTrainer(
         model=model, args=arguments, data_collator=collate, train_dataset=dataset

@@ -1,108 +1,85 @@
-"""Next-token targets over the token sequences of canonical texts (Paper A, prefix trie)."""
+"""Tries: the target distribution of the next token after every prefix of a canonical text.
+
+`PrefixTrie` is built from a list of texts, `CdfTrie` straight from a distribution function. Both
+have `branches`, `next_tokens`, `sample` and `sample_paths`.
+"""
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
-from calibration_tuning.packing import pad
+from calibration_tuning.cdf_trie import CdfTrie
+from calibration_tuning.families import Distribution
+from calibration_tuning.prefix_trie import PrefixTrie
+
+FULL_RESOLUTION = "full"
+"""What `max_bins` says where no grid is thinned."""
 
 
-class PrefixTrie:
-    """The trie over the tokens of every text followed by the end-of-turn token.
-
-    At a prefix the target of a token is the mass through that child over the mass through the
-    prefix. The sequences are kept as a sorted matrix, in which a prefix is a run of rows, and a
-    target is computed when it is first asked for.
-
-    Parameters
-    ----------
-    texts : sequence of str
-    probabilities : float (texts,)
-        Not negative; texts of probability 0 are left out.
-    encode : callable
-        Text to token ids, without special tokens.
-    end_id : int
-        The token that ends a turn.
+class PathTargets(NamedTuple):
+    """Target distributions at every prefix of some paths, each prefix once.
 
     Attributes
     ----------
-    sequences : list of tuple of int
-        The token sequence of every text, end token included, sorted.
-    probabilities : float64 array (sequences,)
-        Sums to 1.
-
-    Raises
-    ------
-    ValueError
-        If lengths differ, no probability is positive or one is negative or not finite, a text
-        encodes to nothing or holds the end token, or two texts encode alike.
+    prefix : int64 array (paths, longest)
+        Number of the prefix before each token of each path; -1 past a path's end.
+    row : int64 array (targets,)
+        Number of the prefix of each target entry.
+    token : int64 array (targets,)
+    probability : float64 array (targets,)
+        Sums to 1 over the entries of a prefix.
     """
 
-    def __init__(
-        self,
-        texts: Sequence[str],
-        probabilities: Sequence[float],
-        encode: Callable[[str], list[int]],
-        end_id: int,
-    ):
-        weights = np.asarray(probabilities, dtype=np.float64)
-        if weights.shape != (len(texts),):
-            raise ValueError(f"{len(texts)} texts, but probabilities of shape {weights.shape}")
-        if not np.isfinite(weights).all() or (weights < 0).any() or weights.sum() == 0:
-            raise ValueError("probabilities must be finite, not negative, and not all zero")
-        encoded = []
-        for text, weight in zip(texts, weights, strict=True):
-            if weight > 0:
-                tokens = encode(text)
-                if len(tokens) == 0 or end_id in tokens:
-                    raise ValueError(f"text {text!r} is empty in tokens or holds the end token")
-                encoded.append((*tokens, end_id))
-        weights = weights[weights > 0]
-        matrix = pad(encoded)
-        order = np.lexsort(matrix.T[::-1])
-        self._matrix = matrix[order]
-        if (self._matrix[1:] == self._matrix[:-1]).all(axis=1).any():
-            raise ValueError("two texts have the same tokens")
-        self.sequences: list[tuple[int, ...]] = [encoded[index] for index in order]
-        self.probabilities: np.ndarray = weights[order] / weights.sum()
-        self._cumulative = np.cumsum(self.probabilities)
-        self._targets: dict[tuple[int, ...], tuple[np.ndarray, np.ndarray]] = {}
+    prefix: np.ndarray
+    row: np.ndarray
+    token: np.ndarray
+    probability: np.ndarray
 
-    def next_tokens(self, prefix: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
-        """The target distribution of the token after a prefix.
 
-        Returns
-        -------
-        token_ids : int64 array (k,), rising
-        probabilities : float64 array (k,), sums to 1
+def prefixes_of(
+    paths: Sequence[tuple[int, ...]],
+) -> tuple[list[tuple[int, ...]], np.ndarray]:
+    """Every prefix of some paths once, and which of them precedes each token of each path.
 
-        Raises
-        ------
-        KeyError
-            If no text continues the prefix.
-        """
-        prefix = tuple(prefix)
-        if prefix not in self._targets:
-            rows = self._rows(prefix)
-            tokens, starts = np.unique(self._matrix[rows, len(prefix)], return_index=True)
-            mass = np.add.reduceat(self.probabilities[rows], starts)
-            self._targets[prefix] = (tokens, mass / mass.sum())
-        return self._targets[prefix]
+    Returns
+    -------
+    prefixes : list of tuple of int
+    numbers : int64 array (paths, longest)
+        -1 past a path's end.
+    """
+    number_of: dict[tuple[int, ...], int] = {}
+    numbers = np.full((len(paths), max(map(len, paths), default=0)), -1, dtype=np.int64)
+    for row, path in enumerate(paths):
+        for depth in range(len(path)):
+            numbers[row, depth] = number_of.setdefault(path[:depth], len(number_of))
+    return list(number_of), numbers
 
-    def _rows(self, prefix: tuple[int, ...]) -> slice:
-        """The run of sorted sequences that continue a prefix."""
-        low, high = 0, len(self._matrix)
-        for depth, token in enumerate(prefix):
-            if depth + 1 >= self._matrix.shape[1]:
-                raise KeyError(prefix)
-            column = self._matrix[low:high, depth]
-            low, high = low + np.searchsorted(column, [token, token + 1])
-        # A complete sequence is a run too, but only padding follows it.
-        if low == high or self._matrix[low, len(prefix)] < 0:
-            raise KeyError(prefix)
-        return slice(low, high)
 
-    def sample(self, rng: np.random.Generator) -> tuple[int, ...]:
-        """Draw a text from the target; its tokens, ending in the end token."""
-        index = np.searchsorted(self._cumulative, rng.random() * self._cumulative[-1], side="right")
-        return self.sequences[min(index, len(self.sequences) - 1)]
+def path_targets(trie: PrefixTrie | CdfTrie, paths: Sequence[tuple[int, ...]]) -> PathTargets:
+    """The target distribution at every prefix of some paths of a trie."""
+    prefixes, numbers = prefixes_of(paths)
+    found = trie.branches(prefixes)
+    total = np.bincount(found.row, found.mass)
+    return PathTargets(numbers, found.row, found.token, found.mass / total[found.row])
+
+
+def build_trie(
+    distribution: Distribution,
+    decimals: int,
+    max_bins: int | str,
+    encode: Callable[[str], list[int]],
+    end_id: int,
+) -> PrefixTrie | CdfTrie:
+    """The trie of a distribution's canonical texts.
+
+    Parameters
+    ----------
+    distribution, decimals, encode, end_id : see `CdfTrie`
+    max_bins : int or "full"
+        A number lists and thins the texts (the papers' way); "full" takes the CDF.
+    """
+    if max_bins == FULL_RESOLUTION:
+        return CdfTrie(distribution, decimals, encode, end_id)
+    space = distribution.output_space(decimals, max_bins)
+    return PrefixTrie(space.texts, space.probabilities, encode, end_id)

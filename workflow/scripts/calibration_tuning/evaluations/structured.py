@@ -27,7 +27,10 @@ DIVERGENCE_VALUES = (
     "sequence_kl_standard_error",
     "space_mass",
     "space_mass_standard_error",
+    "space_mass_bound",
+    "space_wasserstein",
     "exact",
+    "prefixes",
     "paths",
 )
 DIVERGENCE_KEYS = ("split", "prompt_index", "family", "params", *DIVERGENCE_VALUES)
@@ -46,6 +49,7 @@ METRICS = (
     "logit_kl",
     "sequence_kl",
     "space_mass",
+    "space_wasserstein_normalised",
 )
 SIGNIFICANCE = 0.05
 _NUMBER = re.compile(r"[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
@@ -199,6 +203,8 @@ def score_cell(
         if any(divergence[key] != record[key] for key in ("family", "params")):
             raise InputError(f"{where}: the prompts have changed since; sample the cell again")
         distribution = Distribution(record["family"], record["params"])
+        deviation = math.sqrt(target_moments(distribution, decimals, max_bins)[1])
+        distance = divergence["space_wasserstein"]
         scored.append(
             {
                 "split": split,
@@ -207,6 +213,9 @@ def score_cell(
                 "params": record["params"],
                 **score_prompt(list(group["text"]), distribution, decimals, max_bins),
                 **{key: divergence[key] for key in DIVERGENCE_VALUES},
+                "space_wasserstein_normalised": (
+                    None if distance is None else _finite(_ratio(distance, deviation))
+                ),
             }
         )
     splits = sorted({prompt["split"] for prompt in scored}, key=list(prompts).index)

@@ -18,7 +18,7 @@ from calibration_tuning import chat, files
 from calibration_tuning.divergences import Divergence, divergence
 from calibration_tuning.families import Distribution
 from calibration_tuning.sampling import Sample, sample_completions
-from calibration_tuning.trie import PrefixTrie
+from calibration_tuning.trie import CdfTrie, PrefixTrie, build_trie
 
 _NUMBER_SO_FAR = re.compile(r"\s*[+-]?[0-9]*(\.[0-9]*)?([eE][+-]?[0-9]*)?\s*")
 
@@ -47,8 +47,8 @@ def evaluate_prompt(
     Parameters
     ----------
     prompt : record with family, params and prompt
-    settings : evaluation settings: samples, max_new_tokens, max_rows, decimals, max_bins,
-        exact_paths, sampled_paths, chat
+    settings : evaluation settings: samples, max_new_tokens, max_rows, decimals,
+        divergence_max_bins, exact_prefixes, sampled_paths, chat
     stop_ids : tokens that end an answer
     seed : random stream of this prompt
 
@@ -69,17 +69,18 @@ def evaluate_prompt(
         seed=[*seed, 0],
         viable=may_become_number,
     )
-    space = Distribution(prompt["family"], prompt["params"]).output_space(
-        settings["decimals"], settings["max_bins"]
+    trie = build_trie(
+        Distribution(prompt["family"], prompt["params"]),
+        settings["decimals"],
+        settings["divergence_max_bins"],
+        chat.completion_encoder(tokenizer),
+        chat.end_of_turn_id(tokenizer, chat_settings),
     )
-    end_id = chat.end_of_turn_id(tokenizer, chat_settings)
-    encode = chat.completion_encoder(tokenizer)
-    trie = PrefixTrie(space.texts, space.probabilities, encode, end_id)
     found = divergence(
         model,
         prompt_ids,
         trie,
-        exact_paths=settings["exact_paths"],
+        exact_prefixes=settings["exact_prefixes"],
         sampled_paths=settings["sampled_paths"],
         seed=[*seed, 1],
     )
@@ -89,7 +90,7 @@ def evaluate_prompt(
     }
 
 
-def with_mass(found: Divergence, samples: Sequence[Sample], trie: PrefixTrie) -> dict:
+def with_mass(found: Divergence, samples: Sequence[Sample], trie: PrefixTrie | CdfTrie) -> dict:
     """A divergence as a dict whose mass on the output space is known for every prompt.
 
     Where the trie was too large for every path, the mass is the share of the samples that are
@@ -97,11 +98,18 @@ def with_mass(found: Divergence, samples: Sequence[Sample], trie: PrefixTrie) ->
     """
     values = found._asdict() | {"space_mass_standard_error": 0.0}
     if found.space_mass is None:
-        canonical = set(trie.sequences)
-        mass = sum(sample.token_ids in canonical for sample in samples) / len(samples)
+        mass = sum(is_canonical(trie, sample.token_ids) for sample in samples) / len(samples)
         values["space_mass"] = mass
         values["space_mass_standard_error"] = math.sqrt(mass * (1 - mass) / len(samples))
     return values
+
+
+def is_canonical(trie: PrefixTrie | CdfTrie, path: tuple[int, ...]) -> bool:
+    """Whether a token sequence is one of the target's texts with its end token."""
+    try:
+        return path[-1] in trie.next_tokens(path[:-1])[0]
+    except KeyError:
+        return False
 
 
 def evaluate_or_read(part: Path, *arguments) -> dict:
