@@ -6,8 +6,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from calibration_tuning.packing import _visibility, pack, packed_logits
-from tiny_models import ARCHITECTURES, SLIDING_WINDOW, build_model
+from calibration_tuning.packing import layer_masks, pack, packed_logits, visibility
+from tiny_models import ARCHITECTURES, SLIDING_WINDOW, build_config, build_model
 
 SEQUENCES = st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=7), min_size=1, max_size=12)
 
@@ -30,7 +30,7 @@ def test_one_node_for_each_distinct_prefix(sequences):
 @given(SEQUENCES)
 def test_a_node_sees_its_ancestors_and_itself_only(sequences):
     tree = pack(sequences)
-    visible = _visibility(torch.tensor(tree.positions), torch.tensor(tree.subtree_end), None)
+    visible = visibility(torch.tensor(tree.subtree_end))
     for row, sequence in enumerate(sequences):
         nodes = tree.nodes[row, : len(sequence)]
         for depth, node in enumerate(nodes):
@@ -39,7 +39,13 @@ def test_a_node_sees_its_ancestors_and_itself_only(sequences):
 
 def test_the_window_counts_depths_not_places_in_the_row():
     tree = pack([[0, 1, 2, 3], [0, 1, 3, 3], [0, 2, 2, 2]])
-    visible = _visibility(torch.tensor(tree.positions), torch.tensor(tree.subtree_end), 2)
+    depth = torch.tensor(tree.positions)
+    config = build_config("gemma3", 10)
+    config.sliding_window = 2
+    visible = visibility(torch.tensor(tree.subtree_end))
+    masks = layer_masks(config, visible, depth, depth, torch.float32)
+    assert ((masks["full_attention"][0, 0] == 0) == visible).all()
+    visible = masks["sliding_attention"][0, 0] == 0
     for row in range(3):
         nodes = tree.nodes[row]
         for depth, node in enumerate(nodes):

@@ -94,15 +94,10 @@ def pack(sequences: Sequence[Sequence[int]]) -> PackedTree:
     )
 
 
-def _visibility(
-    positions: torch.Tensor, subtree_end: torch.Tensor, window: int | None
-) -> torch.Tensor:
-    """Which node (column) each node (row) attends to; bool (nodes, nodes)."""
-    index = torch.arange(len(positions), device=positions.device)
-    visible = (index <= index[:, None]) & (index[:, None] < subtree_end)
-    if window is not None:
-        visible &= positions[:, None] - positions < window
-    return visible
+def visibility(subtree_end: torch.Tensor) -> torch.Tensor:
+    """Which node (column) each node (row) of a packed tree attends to; bool (nodes, nodes)."""
+    index = torch.arange(len(subtree_end), device=subtree_end.device)
+    return (index <= index[:, None]) & (index[:, None] < subtree_end)
 
 
 def as_additive(visible: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -114,30 +109,43 @@ def as_additive(visible: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return mask.masked_fill_(~visible, torch.finfo(dtype).min)[None, None]
 
 
-def attention_mask(
-    config, positions: torch.Tensor, subtree_end: torch.Tensor, dtype: torch.dtype
+def layer_masks(
+    config,
+    visible: torch.Tensor,
+    query_depth: torch.Tensor,
+    key_depth: torch.Tensor,
+    dtype: torch.dtype,
 ) -> torch.Tensor | dict[str, torch.Tensor]:
-    """The mask of a packed tree in the form that a model takes.
+    """The mask of a token tree in the form that a model takes.
 
     Parameters
     ----------
     config : transformers.PreTrainedConfig
         Models that mix full and sliding-window layers (Gemma-3, gpt-oss) get one mask for each
         kind; in a tree the window counts depths, not places in the row.
-    positions, subtree_end : int64 tensors (nodes,)
-        As in `PackedTree`.
+    visible : bool tensor (queries, keys)
+        Whether the key is the query itself or one of its ancestors.
+    query_depth, key_depth : int64 tensors (queries,), (keys,)
     dtype : floating dtype of the attention scores
 
     Returns
     -------
-    tensor (1, 1, nodes, nodes), or a dict of such tensors by layer type
+    tensor (1, 1, queries, keys), or a dict of such tensors by layer type
     """
     text_config = config.get_text_config()
-    full = as_additive(_visibility(positions, subtree_end, None), dtype)
+    full = as_additive(visible, dtype)
     if "sliding_attention" not in (getattr(text_config, "layer_types", None) or ()):
         return full
-    window = _visibility(positions, subtree_end, text_config.sliding_window)
+    window = visible & (query_depth[:, None] - key_depth < text_config.sliding_window)
     return {"full_attention": full, "sliding_attention": as_additive(window, dtype)}
+
+
+def score_dtype(model: torch.nn.Module) -> torch.dtype:
+    """The dtype in which a model computes attention scores here and now."""
+    parameter = next(p for p in model.parameters() if p.is_floating_point())
+    if torch.is_autocast_enabled(parameter.device.type):
+        return torch.get_autocast_dtype(parameter.device.type)
+    return parameter.dtype
 
 
 def packed_logits(
@@ -159,13 +167,13 @@ def packed_logits(
     -------
     tensor (rows, vocabulary)
     """
-    dtype = next(p.dtype for p in model.parameters() if p.is_floating_point())
-    if torch.is_autocast_enabled(token_ids.device.type):
-        dtype = torch.get_autocast_dtype(token_ids.device.type)
+    masks = layer_masks(
+        model.config, visibility(subtree_end), positions, positions, score_dtype(model)
+    )
     output = model(
         input_ids=token_ids[None],
         position_ids=positions[None],
-        attention_mask=attention_mask(model.config, positions, subtree_end, dtype),
+        attention_mask=masks,
         logits_to_keep=rows,
         use_cache=False,
     )

@@ -25,7 +25,10 @@ from transformers import (
 )
 
 from calibration_tuning import chat
-from calibration_tuning.branch_cache import BatchRows
+from calibration_tuning.branch_cache import BatchRows, TokenTree
+
+MAX_TREE_NODES = 2048
+"""Nodes up to which prompts, and then their branches, are one token tree."""
 
 ROWS_AT_A_TIME = 32
 """Rows whose cumulative probabilities are held at once, in float64."""
@@ -193,11 +196,8 @@ def sample_prompts(
         stop_ids = chat.stop_ids(tokenizer, model.generation_config, {})
     stop_ids = frozenset(stop_ids)
     rng = np.random.default_rng(seed)
-    together = max(1, max_rows // n)
-    by_length = sorted(range(len(prompts)), key=lambda index: len(prompts[index]))
     results: list[list[Sample]] = [[] for _ in prompts]
-    for start in range(0, len(by_length), together):
-        group = by_length[start : start + together]
+    for group in group_prompts([len(prompt) for prompt in prompts], n, max_rows):
         ended = _sample_group(
             model, tokenizer, [prompts[i] for i in group], n, how, stop_ids, max_rows, rng, progress
         )
@@ -207,22 +207,41 @@ def sample_prompts(
     return results
 
 
+def group_prompts(lengths: Sequence[int], n: int, max_rows: int) -> list[list[int]]:
+    """Prompts that run together, of like length: their samples fill one pass, at most.
+
+    Returns
+    -------
+    list of lists of indices
+        Every prompt is in one of them.
+    """
+    groups: list[list[int]] = []
+    tokens = 0
+    for index in sorted(range(len(lengths)), key=lengths.__getitem__):
+        tokens += lengths[index]
+        full = not groups or (len(groups[-1]) + 1) * n > max_rows or tokens > MAX_TREE_NODES
+        if full:
+            groups.append([])
+            tokens = lengths[index]
+        groups[-1].append(index)
+    return groups
+
+
 def _sample_group(
     model, tokenizer, prompts, n, how: Decoding, stop_ids, max_rows, rng, progress
 ) -> list[_Branches]:
     """The completions of prompts that run together, as counts of distinct ones."""
-    prompt_rows = BatchRows(model, prompts)
+    tree = TokenTree(model, prompts)
     warpers = how.warpers()
     count = len(prompts)
     root = _Branches(np.zeros((count, 0), np.int64), np.arange(count), np.full(count, n))
     ended_branches, waiting = [], [root]
     while waiting:
         branches = waiting.pop()
-        rows = prompt_rows.picked(branches.prompts)
-        if branches.prefixes.shape[1]:
-            rows.extend(branches.prefixes)
+        tree.restart(branches.prompts, branches.prefixes)
+        live: TokenTree | BatchRows = tree
         while True:
-            probabilities = torch.softmax(warpers(None, rows.logits.float()), dim=-1)
+            probabilities = torch.softmax(warpers(None, live.logits.float()), dim=-1)
             parents, tokens, counts = split_counts(probabilities, branches.counts, rng)
             children = _Branches(
                 np.hstack([branches.prefixes[parents], tokens[:, None]]),
@@ -233,16 +252,17 @@ def _sample_group(
             ended_branches.append(children.take(np.flatnonzero(ended)))
             if progress is not None:
                 progress(int(counts[ended].sum()))
-            live = np.flatnonzero(~ended)
-            if live.size == 0:
+            going_on = np.flatnonzero(~ended)
+            if going_on.size == 0:
                 break
-            for start in range(max_rows, live.size, max_rows):
-                waiting.append(children.take(live[start : start + max_rows]))
-            live = live[:max_rows]
-            if not np.array_equal(parents[live], np.arange(len(branches.counts))):
-                rows.keep(parents[live])
-            branches = children.take(live)
-            rows.extend(branches.prefixes[:, -1:])
+            for start in range(max_rows, going_on.size, max_rows):
+                waiting.append(children.take(going_on[start : start + max_rows]))
+            going_on = going_on[:max_rows]
+            live.keep(parents[going_on])
+            branches = children.take(going_on)
+            if live is tree and tree.new_nodes + len(going_on) > MAX_TREE_NODES:
+                live = BatchRows(tree)
+            live.extend(tokens[going_on])
     return ended_branches
 
 
