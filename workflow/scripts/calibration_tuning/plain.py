@@ -1,0 +1,122 @@
+"""The papers' way, written plainly: what ours is measured against, never used otherwise.
+
+One completion a sequence, padded; full-vocabulary logits at every position; losses in a Python
+loop over examples and positions; tries as nested dictionaries over every listed text; sampling
+with `generate`. Model, adapter, targets and data are the same as ours.
+"""
+
+import math
+from collections.abc import Callable, Collection, Sequence
+
+import torch
+from transformers import GenerationConfig
+
+from calibration_tuning.objectives import TARGET_FLOOR
+
+Targets = list[dict[int, float]]
+"""At each position of a completion, the target probability of some tokens."""
+
+
+def build_trie(
+    texts: Sequence[str],
+    probabilities: Sequence[float],
+    encode: Callable[[str], list[int]],
+    end_id: int,
+) -> dict[tuple[int, ...], dict[int, float]]:
+    """Mass of every token after every prefix: {prefix: {token: mass}}."""
+    trie: dict[tuple[int, ...], dict[int, float]] = {}
+    for text, probability in zip(texts, probabilities, strict=True):
+        tokens = (*encode(text), end_id)
+        for depth, token in enumerate(tokens):
+            children = trie.setdefault(tokens[:depth], {})
+            children[token] = children.get(token, 0.0) + probability
+    return trie
+
+
+def soft_targets(trie: dict[tuple[int, ...], dict[int, float]], path: tuple[int, ...]) -> Targets:
+    """The target distribution at every prefix of a path."""
+    targets = []
+    for depth in range(len(path)):
+        children = trie[path[:depth]]
+        total = sum(children.values())
+        targets.append({token: mass / total for token, mass in children.items()})
+    return targets
+
+
+def hard_targets(path: tuple[int, ...]) -> Targets:
+    """One-hot targets of a drawn value."""
+    return [{token: 1.0} for token in path]
+
+
+def batch_loss(
+    model: torch.nn.Module,
+    prompts: Sequence[list[int]],
+    paths: Sequence[tuple[int, ...]],
+    targets: Sequence[Targets],
+    pad_id: int,
+) -> torch.Tensor:
+    """Mean over sequences of the mean over a completion's tokens.
+
+    Parameters
+    ----------
+    model : causal language model
+    prompts, paths, targets : of each sequence
+    pad_id : any token
+
+    Returns
+    -------
+    scalar tensor, nats per token
+    """
+    sequences = [[*prompt, *path[:-1]] for prompt, path in zip(prompts, paths, strict=True)]
+    longest = max(map(len, sequences))
+    input_ids = torch.tensor([s + [pad_id] * (longest - len(s)) for s in sequences])
+    attention = torch.tensor([[1] * len(s) + [0] * (longest - len(s)) for s in sequences])
+    output = model(input_ids=input_ids, attention_mask=attention, use_cache=False)
+    # One gather for the whole batch: indexing position by position would make the backward pass
+    # allocate all logits once a position, which nobody would put up with.
+    rows = [row for row, path in enumerate(paths) for _ in path]
+    columns = [
+        len(prompt) - 1 + depth
+        for prompt, path in zip(prompts, paths, strict=True)
+        for depth in range(len(path))
+    ]
+    log_p = torch.log_softmax(output.logits.float()[rows, columns], dim=-1).unbind()
+    losses, position = [], 0
+    for of_path in targets:
+        at_positions = []
+        for target in of_path:
+            q = torch.tensor(list(target.values()), dtype=torch.float32)
+            kl = q * (q.clamp_min(TARGET_FLOOR).log() - log_p[position][list(target)])
+            at_positions.append(kl.sum())
+            position += 1
+        losses.append(torch.stack(at_positions).mean())
+    return torch.stack(losses).mean()
+
+
+@torch.inference_mode()
+def generate_samples(
+    model: torch.nn.Module,
+    prompt_ids: list[int],
+    n: int,
+    *,
+    batch: int,
+    stop_ids: Collection[int],
+    pad_id: int,
+    max_new_tokens: int,
+) -> list[list[int]]:
+    """n samples at temperature 1 by `generate`, `batch` return sequences a call."""
+    settings = GenerationConfig(
+        do_sample=True,
+        temperature=1.0,
+        top_p=1.0,
+        top_k=0,
+        max_new_tokens=max_new_tokens,
+        num_return_sequences=batch,
+        eos_token_id=sorted(stop_ids),
+        pad_token_id=pad_id,
+    )
+    rows: list[list[int]] = []
+    for _ in range(math.ceil(n / batch)):
+        output = model.generate(torch.tensor([prompt_ids]), generation_config=settings)
+        rows += output[:, len(prompt_ids) :].tolist()
+    return rows[:n]
