@@ -28,6 +28,7 @@ include: "workflow/rules/models.smk"
 include: "workflow/rules/training.smk"
 include: "workflow/rules/structured.smk"
 include: "workflow/rules/summaries.smk"
+include: "workflow/rules/speed.smk"
 include: "workflow/rules/targets.smk"
 
 

@@ -50,7 +50,7 @@ def plan(run, monkeypatch):
 
 def test_all_results_are_there(run):
     folder, result = run
-    for method in ("base", "soft", "hard"):
+    for method in ("base", "soft", "soft-exact", "hard"):
         cell = folder / f"results/tiny-qwen3/{method}/seed11"
         metrics = json.loads((cell / "structured/metrics.json").read_text())
         schema = yaml.safe_load((folder / "workflow/schemas/metrics.schema.json").read_text())
@@ -64,8 +64,11 @@ def test_all_results_are_there(run):
         assert (folder / "results/tables" / name).stat().st_size > 0
     assert "Sequence KL" in result.stdout + result.stderr  # the headline numbers
     report = (folder / "results/report.html").read_text()
-    for part in ("gallery", "structured.html", "training"):
+    for part in ("gallery", "structured.html", "training", "training_speed"):
         assert part in report
+    speed = pd.read_csv(folder / "results/tables/training_speed/tiny-qwen3.csv")
+    ways = ["soft-exact", "hard", "one-value", "plain-soft", "plain-hard"]
+    assert sorted(speed["Way"]) == sorted(ways)
 
 
 def test_the_adapter_is_one_that_anyone_can_load(run):

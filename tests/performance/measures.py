@@ -18,8 +18,7 @@ from calibration_tuning import chat, checkpoints, plain, prompts, training
 from calibration_tuning.divergences import divergence
 from calibration_tuning.families import Distribution
 from calibration_tuning.lora_dropout import use_bit_dropout
-from calibration_tuning.objectives import OBJECTIVES, packed_loss
-from calibration_tuning.packing import packed_logits
+from calibration_tuning.objectives import OBJECTIVES
 from calibration_tuning.sampling import sample_completions
 from calibration_tuning.trie import build_trie, path_targets
 
@@ -143,13 +142,7 @@ def _our_step(setting, model, dataset, wanted) -> tuple[dict[str, float], float]
     times.append(time.perf_counter())
     batch = training.collate(examples)
     times.append(time.perf_counter())
-    logits = packed_logits(
-        model, *(batch[name] for name in ("token_ids", "positions", "subtree_end", "rows"))
-    )
-    loss = packed_loss(
-        logits,
-        *(batch[n] for n in ("target_row", "target_token", "target_weight", "target_log")),
-    )
+    loss = training.packed_batch_loss(model, batch)
     times.append(time.perf_counter())
     loss.backward()
     times.append(time.perf_counter())
@@ -338,12 +331,7 @@ def make_adapter(setting: Setting, side: str) -> dict:
             examples.append(training.Example(prompt_ids, paths, targets))
         for group in optimizer.param_groups:
             group["lr"] = 2e-3 * min(1, (step + 1) / 4, (40 - step) / 20)
-        batch = training.collate(examples)
-        logits = packed_logits(
-            model, *(batch[name] for name in ("token_ids", "positions", "subtree_end", "rows"))
-        )
-        names = ("target_row", "target_token", "target_weight", "target_log")
-        loss = packed_loss(logits, *(batch[name] for name in names))
+        loss = training.packed_batch_loss(model, training.collate(examples))
         loss.backward()
         torch.nn.utils.clip_grad_norm_(parameters, 1.0)
         optimizer.step()

@@ -3,12 +3,16 @@
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.stats import wasserstein_distance
 from test_objectives import END, make_trie, plain_loss
 
-from calibration_tuning.divergences import divergence
+from calibration_tuning.divergences import divergence, heaviest_prefixes
+from calibration_tuning.families import Distribution
 from calibration_tuning.objectives import Example
-from calibration_tuning.trie import path_targets
-from tiny_models import ARCHITECTURES, build_model
+from calibration_tuning.trie import CdfTrie, PrefixTrie, path_targets
+from tiny_models import ARCHITECTURES, build_model, build_tokenizer
 
 PROMPT = [30, 31, 32, 33, 34, 35, 36, 37, 38, 39]
 
@@ -53,6 +57,70 @@ def test_sampled_paths_estimate_the_exact_value_within_their_standard_error():
         assert abs(getattr(sampled, name) - getattr(exact, name)) < 4 * error
     repeated = divergence(model, PROMPT, trie, exact_prefixes=3, sampled_paths=400, seed=0)
     assert repeated == sampled
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_the_heaviest_prefixes_and_paths_for_the_rest(architecture):
+    """Any share of prefixes evaluated exactly estimates the same value; more of them, better."""
+    model = build_model(architecture)
+    trie = make_trie(mu=0.0, sigma=1.0)
+    exact = divergence(model, PROMPT, trie, exact_prefixes=1000, sampled_paths=2, seed=0)
+    errors = []
+    for count in (1, 10, 30):
+        part = divergence(model, PROMPT, trie, exact_prefixes=count, sampled_paths=200, seed=1)
+        assert part.prefixes == count
+        for name in ("logit_kl", "sequence_kl"):
+            error = getattr(part, f"{name}_standard_error")
+            assert abs(getattr(part, name) - getattr(exact, name)) < 4 * error
+        assert part.space_mass_bound >= exact.space_mass - 1e-6
+        errors.append(part.sequence_kl_standard_error)
+    assert errors == sorted(errors, reverse=True)
+
+
+@pytest.mark.parametrize(
+    ("family", "params"),
+    [("poisson", {"lambda": 4.0}), ("gaussian", {"mu": 0.0, "sigma": 1.0})],
+)
+def test_a_trie_from_the_cdf_gives_the_same(family, params):
+    model = build_model("llama")
+    distribution = Distribution(family, params)
+    space = distribution.output_space(1, 10**6)
+    one = PrefixTrie(space.texts, space.probabilities, encode_grouped, END)
+    other = CdfTrie(distribution, 1, encode_grouped, END)
+    arguments = {"exact_prefixes": 10**6, "sampled_paths": 2, "seed": 0}
+    first = divergence(model, PROMPT, one, **arguments)
+    second = divergence(model, PROMPT, other, **arguments)
+    assert first.paths is None
+    for mine, theirs in zip(first, second, strict=True):
+        assert mine == pytest.approx(theirs, rel=1e-5)
+
+
+def encode_grouped(text):
+    return build_tokenizer("llama").encode(text, add_special_tokens=False)
+
+
+def test_the_distance_given_the_space():
+    model = build_model("qwen3")
+    trie = make_trie(mu=0.0, sigma=0.5)
+    found = divergence(model, PROMPT, trie, exact_prefixes=100, sampled_paths=2, seed=0)
+    p = np.exp([sequence_log_probability(model, path) for path in trie.sequences])
+    values = np.array([float(trie.text(path)) for path in trie.sequences])
+    expected = wasserstein_distance(values, values, p / p.sum(), trie.probabilities)
+    assert found.space_wasserstein == pytest.approx(expected, rel=1e-4)
+    assert found.space_mass_bound == pytest.approx(found.space_mass, rel=1e-6)
+
+
+@given(st.integers(1, 60))
+def test_heaviest_prefixes_come_after_their_own_prefixes(count):
+    trie = make_trie(mu=0.0, sigma=1.0)
+    prefixes, branches, whole = heaviest_prefixes(trie, count)
+    assert len(prefixes) == len(set(prefixes)) <= count
+    assert whole == (len(prefixes) == len({s[:i] for s in trie.sequences for i in range(len(s))}))
+    seen = set()
+    for prefix in prefixes:
+        assert not prefix or prefix[:-1] in seen
+        seen.add(prefix)
+    assert sorted(set(branches.row)) == list(range(len(prefixes)))
 
 
 def test_a_model_that_is_the_target_diverges_by_nothing():

@@ -126,3 +126,14 @@ def test_a_method_has_the_same_colour_in_every_figure():
     assert len(set(everything.values())) == 5
     trained = figures.colours_of(["soft", "hard"])
     assert trained == {method: everything[method] for method in trained}
+
+
+def test_training_speed_has_a_line_a_way_in_both_panels(tmp_path):
+    lines = [
+        {"seconds": 50.0 * i, "values": 100 * i, "steps": i, "sequence_kl": 9.0 / i}
+        for i in (1, 2, 3)
+    ]
+    figure = figures.training_speed({"ours": lines, "plain": lines[:2]})
+    assert [len(axis.lines) for axis in figure.axes] == [2, 2]
+    figures.save_figure(figure, tmp_path / "speed.png")
+    assert (tmp_path / "speed.png").stat().st_size > 1000

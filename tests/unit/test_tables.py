@@ -150,3 +150,17 @@ def test_nothing_to_summarise(paths, tmp_path):
     (tmp_path / "metrics.csv").write_text("model,method\n")
     with pytest.raises(InputError, match=r"metrics\.csv: expected the column seed"):
         tables.read_tidy(tmp_path / "metrics.csv")
+
+
+def test_training_speed_rows_are_those_of_the_last_stop():
+    last = {
+        "seconds": 150.4, "steps": 79, "values": 2528, "sequence_kl": 1.234, "logit_kl": 0.5,
+        "wasserstein": None, "wasserstein_median": 0.4567, "valid_rate": 0.9,
+    }  # fmt: skip
+    table = tables.training_speed_rows({"ours": [{"seconds": 75.0}, last]})
+    assert table.to_numpy().tolist() == [
+        ["ours", "150", "79", "2528", "1.23", "0.500", "-", "0.46", "0.900"]
+    ]
+    markdown = tables.markdown_rows(list(table), table.to_numpy().tolist(), texts=1)
+    assert markdown.splitlines()[1].startswith("| --- | ---: |")
+    assert "<title>Training speed</title>" in tables.html_page(table, "Training speed", texts=1)

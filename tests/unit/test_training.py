@@ -119,6 +119,20 @@ def test_the_same_seed_gives_the_same_adapter(tmp_path, uninterrupted):
     assert losses(history) == losses(uninterrupted[1])
 
 
+def test_data_made_in_worker_processes_gives_the_same_adapter(
+    tmp_path, uninterrupted, monkeypatch
+):
+    """On a GPU the values are drawn and packed in other processes."""
+    monkeypatch.setattr(training, "DATA_WORKERS", 2)
+    assert run(tmp_path)[0] == uninterrupted[0]
+
+
+@pytest.mark.parametrize("objective", ["soft_target", "hard_target"])
+def test_targets_at_full_resolution(tmp_path, objective):
+    _, history = run(tmp_path, objective=objective, max_bins="full", decimals=5)
+    assert history[-1]["loss"] < history[0]["loss"]
+
+
 def test_a_run_that_was_cut_gives_the_same_adapter(tmp_path, uninterrupted):
     with pytest.raises(KeyboardInterrupt):
         run(tmp_path, stop_after=18)

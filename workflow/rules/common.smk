@@ -25,6 +25,7 @@ wildcard_constraints:
     method=planning.one_of(PLAN.methods),
     seed=r"\d+",
     split=planning.one_of(planning.SPLITS),
+    way=planning.one_of(PLAN.training_speed["ways"]),
 
 
 def script(name):
@@ -47,6 +48,17 @@ def training_settings(wildcards):
 
 def evaluation_settings(wildcards):
     return planning.canonical(PLAN.evaluation_settings(wildcards.model, "structured"))
+
+
+def speed_settings(wildcards):
+    return planning.canonical(PLAN.speed_settings(wildcards.model, wildcards.way))
+
+
+def speed_arguments(wildcards, input):
+    return [
+        f"--run {way}={path}"
+        for way, path in zip(PLAN.training_speed["ways"], input)
+    ]
 
 
 def adapter_of(wildcards):

@@ -63,11 +63,22 @@ rule figures:
     localrule: True
 
 
+rule training_speed:
+    """What a fixed time of training buys, ours against the papers' way."""
+    input:
+        expand(
+            "<results>/figures/training_speed/{model}.png",
+            model=PLAN.select["models"],
+        ),
+    localrule: True
+
+
 rule write_report:
     """Snakemake's own report over all tables and figures, and the headline numbers."""
     input:
         rules.tables.input,
         rules.figures.input,
+        rules.training_speed.input if "training_speed" in PLAN.select["studies"] else [],
         headline="<results>/tables/structured.txt",
     output:
         "<results>/report.html",

@@ -155,11 +155,10 @@ class CdfTrie:
             np.where(negative, 1 - high, low),
             np.where(negative, 1 - np.maximum(low, 1), high),
         )
-        if _START in states and self._cells.first < 0:
-            runs = (row, token, low, high, length)
-            signs = self._sign_runs(states.index(_START))
-            row, token, low, high, length = map(np.concatenate, zip(runs, signs, strict=True))
-        return row, token, low, high, length
+        runs = [(row, token, low, high, length)]
+        if self._cells.first < 0:
+            runs += [self._sign_runs(row) for row, state in enumerate(states) if state == _START]
+        return tuple(np.concatenate(arrays) for arrays in zip(*runs, strict=True))
 
     def _fraction_runs(
         self, states: list[_Prefix], rows: list[int], decimals: int

@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import MaxNLocator, ScalarFormatter
 
 from calibration_tuning import files
 from calibration_tuning.errors import InputError
@@ -22,7 +22,7 @@ from calibration_tuning.families import Distribution
 # The colours of Okabe and Ito: told apart by colour-blind readers, in grey and on paper.
 COLOURS = ("#D55E00", "#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 TARGET_COLOUR = "#C8C8C8"
-FIRST_METHODS = ("base", "soft", "hard")
+FIRST_METHODS = ("base", "soft", "hard", "soft-exact")
 """Methods that have the same colour in every figure, whichever others are in it."""
 STYLE = {
     "font.size": 7,
@@ -257,6 +257,38 @@ def training_curves(histories: Mapping[str, Sequence[pd.DataFrame]]) -> Figure:
         axis.set(xlabel="optimiser step", ylabel="training loss (nats per token)")
         axis.margins(x=0.01)
         axis.legend(frameon=False)
+    return figure
+
+
+def training_speed(runs: Mapping[str, Sequence[Mapping]]) -> Figure:
+    """Held-out divergence against the time trained, and against the values trained on.
+
+    Parameters
+    ----------
+    runs : mapping of way to its lines, see `calibration_tuning.training_speed`
+    """
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(7.2, 2.8), layout="constrained")
+        left, right = figure.subplots(1, 2, sharey=True)
+        for number, (way, lines) in enumerate(runs.items()):
+            kl = [line["sequence_kl"] for line in lines]
+            for axis, key in ((left, "seconds"), (right, "values")):
+                axis.plot(
+                    [line[key] for line in lines],
+                    kl,
+                    "o-" if number < len(COLOURS) else "s--",
+                    color=COLOURS[number % len(COLOURS)],
+                    markersize=3,
+                    linewidth=1.2,
+                    label=way,
+                )
+        left.set(xlabel="training time (s)", ylabel="sequence KL, held-out families (nats)")
+        left.set_xlim(left=0)
+        right.set(xlabel="values trained on", xscale="log")
+        left.set_yscale("log")
+        left.yaxis.set_minor_formatter(ScalarFormatter())
+        left.yaxis.set_major_formatter(ScalarFormatter())
+        figure.legend(*left.get_legend_handles_labels(), loc="outside upper center", ncols=5, frameon=False)
     return figure
 
 

@@ -135,6 +135,8 @@ class Plan:
         Names of the models, methods and evaluations, and the seeds, that `all` runs.
     families_file : str
         The prompt grids.
+    training_speed : dict
+        What the comparison of ways to train depends on, with defaults filled into its ways.
     """
 
     models: dict[str, dict]
@@ -142,6 +144,7 @@ class Plan:
     evaluations: dict[str, dict]
     select: dict[str, list]
     families_file: str
+    training_speed: dict
 
     def is_trained(self, method: str) -> bool:
         """Whether a method has an adapter."""
@@ -170,6 +173,16 @@ class Plan:
         """What an evaluation's samples depend on, beside adapter, base model and seed."""
         entry = self.models[model]
         return self.evaluations[evaluation] | {
+            "dtype": entry["dtype"],
+            "chat": entry.get("chat", {}),
+        }
+
+    def speed_settings(self, model: str, way: str) -> dict:
+        """What a run of the comparison of ways to train depends on, beside base and prompts."""
+        entry = self.models[model]
+        shared = {key: value for key, value in self.training_speed.items() if key != "ways"}
+        return shared | {
+            "way": self.training_speed["ways"][way],
             "dtype": entry["dtype"],
             "chat": entry.get("chat", {}),
         }
@@ -213,7 +226,18 @@ def load_plan(config: dict, config_files: list, root: str | Path) -> Plan:
     for evaluation, entry in config["evaluations"].items():
         for key in ("max_bins", "divergence_max_bins"):
             _check_bins(entry, f"{name}: evaluations.{evaluation}", key)
-    return Plan(models, methods, config["evaluations"], config["select"], config["families_file"])
+    speed = config["training_speed"]
+    ways = {way: config["training_defaults"] | entry for way, entry in speed["ways"].items()}
+    for way, entry in ways.items():
+        _check_way(entry, f"{name}: training_speed.ways.{way}")
+    return Plan(
+        models,
+        methods,
+        config["evaluations"],
+        config["select"],
+        config["families_file"],
+        speed | {"ways": ways},
+    )
 
 
 def _check_budget(settings: dict, where: str) -> None:
@@ -225,6 +249,21 @@ def _check_budget(settings: dict, where: str) -> None:
                 f"{where}.{key}: {settings[key]} is not divisible by packing {packing}; expected "
                 "a multiple of it, since a visit to a prompt draws that many values"
             )
+    _check_bins(settings, where)
+
+
+def _check_way(settings: dict, where: str) -> None:
+    """Refuse a way of training that its step cannot be."""
+    if settings["batch"] % settings["packing"]:
+        raise InputError(
+            f"{where}.batch: {settings['batch']} is not divisible by packing "
+            f"{settings['packing']}; expected a multiple of it"
+        )
+    if not settings["packed"] and settings["packing"] != 1:
+        raise InputError(
+            f"{where}.packing: got {settings['packing']} with packed false; expected 1, one "
+            "completion a sequence"
+        )
     _check_bins(settings, where)
 
 

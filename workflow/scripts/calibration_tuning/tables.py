@@ -1,6 +1,6 @@
 """Tables of metrics: one tidy table of everything, and the summary that a reader wants first."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import pandas as pd
@@ -22,7 +22,7 @@ SUMMARY_METRICS = {
 }
 SPLIT_NAMES = {"unseen": "unseen parameters", "heldout": "held-out families"}
 # Methods and splits come in this order, then any others by name.
-FIRST_METHODS = ("base", "soft", "hard")
+FIRST_METHODS = ("base", "soft", "hard", "soft-exact")
 MISSING = "-"
 
 
@@ -121,7 +121,12 @@ def summary(tidy: pd.DataFrame, evaluation: str = "structured") -> pd.DataFrame:
 def to_markdown(table: pd.DataFrame) -> str:
     """A summary as a Markdown table."""
     header, rows = _formatted(table, plus_minus="±")
-    rule = ["---"] * 3 + ["---:"] * (len(header) - 3)
+    return markdown_rows(header, rows, texts=3)
+
+
+def markdown_rows(header: Sequence[str], rows: Sequence[Sequence[str]], texts: int) -> str:
+    """A Markdown table whose first so many columns are texts, the others numbers."""
+    rule = ["---"] * texts + ["---:"] * (len(header) - texts)
     return "".join("| " + " | ".join(row) + " |\n" for row in (header, rule, *rows))
 
 
@@ -141,16 +146,21 @@ def to_latex(table: pd.DataFrame) -> str:
 def to_html(table: pd.DataFrame) -> str:
     """A summary as a page of its own, for the report."""
     header, rows = _formatted(table, plus_minus="±")
+    return html_page(pd.DataFrame(rows, columns=header), "Structured sampling", texts=3)
+
+
+def html_page(table: pd.DataFrame, title: str, texts: int) -> str:
+    """A table of text as a page of its own; its first so many columns are texts."""
     style = (
         "body{font:13px system-ui,sans-serif;margin:1em;overflow-x:auto}"
         "table{border-collapse:collapse}"
         "th,td{padding:.3em .5em;text-align:right;border-bottom:1px solid #ddd;white-space:nowrap}"
-        "th:nth-child(-n+3),td:nth-child(-n+3){text-align:left}"
+        f"th:nth-child(-n+{texts}),td:nth-child(-n+{texts}){{text-align:left}}"
     )
-    body = pd.DataFrame(rows, columns=header).to_html(index=False, border=0)
+    body = table.to_html(index=False, border=0)
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        f"<title>Structured sampling</title><style>{style}</style></head>\n"
+        f"<title>{title}</title><style>{style}</style></head>\n"
         f"<body>{body}</body></html>\n"
     )
 
@@ -165,6 +175,33 @@ def headline(table: pd.DataFrame) -> str:
         numbers = [text.rjust(width) for text, width in zip(row[3:], widths[3:], strict=True)]
         lines.append("  ".join([*texts, *numbers]).rstrip())
     return "\n".join(lines) + "\n"
+
+
+def training_speed_rows(runs: Mapping[str, Sequence[Mapping]]) -> pd.DataFrame:
+    """What each way of training reached in its time: a row a way, as text.
+
+    Parameters
+    ----------
+    runs : mapping of way to its lines, see `calibration_tuning.training_speed`
+    """
+    digits = {
+        "seconds": ("Seconds", 0),
+        "steps": ("Steps", 0),
+        "values": ("Values", 0),
+        "sequence_kl": ("Sequence KL (nats)", 2),
+        "logit_kl": ("Logit KL (nats/token)", 3),
+        "wasserstein": ("W1 (sd), mean", 2),
+        "wasserstein_median": ("W1 (sd), median", 2),
+        "valid_rate": ("Valid rate", 3),
+    }
+    rows = []
+    for way, lines in runs.items():
+        last = lines[-1]
+        row = {"Way": way}
+        for key, (heading, places) in digits.items():
+            row[heading] = MISSING if last[key] is None else f"{last[key]:.{places}f}"
+        rows.append(row)
+    return pd.DataFrame(rows)
 
 
 def _formatted(table: pd.DataFrame, plus_minus: str) -> tuple[list[str], list[list[str]]]:

@@ -140,6 +140,13 @@ def collate(examples: Sequence[Example]) -> dict[str, torch.Tensor]:
     return {name: torch.from_numpy(array) for name, array in batch._asdict().items()}
 
 
+def packed_batch_loss(model: torch.nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+    """Loss of a collated micro-batch, nats per token."""
+    tree = (batch[name] for name in ("token_ids", "positions", "subtree_end", "rows"))
+    targets = ("target_row", "target_token", "target_weight", "target_log")
+    return packed_loss(packed_logits(model, *tree), *(batch[name] for name in targets))
+
+
 class CalibrationTrainer(Trainer):
     """The Trainer with the packed loss; a micro-batch's loss is a mean over its prompts."""
 
@@ -147,16 +154,8 @@ class CalibrationTrainer(Trainer):
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
         """Loss of one packed micro-batch, nats per token."""
-        logits = packed_logits(
-            model,
-            inputs["token_ids"],
-            inputs["positions"],
-            inputs["subtree_end"],
-            inputs["rows"],
-        )
-        targets = ("target_row", "target_token", "target_weight", "target_log")
-        loss = packed_loss(logits, *(inputs[name] for name in targets))
-        return (loss, {"logits": logits}) if return_outputs else loss
+        loss = packed_batch_loss(model, inputs)
+        return (loss, {}) if return_outputs else loss
 
 
 class Progress(TrainerCallback):
