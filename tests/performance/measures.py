@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from calibration_tuning import chat, checkpoints, plain, prompts, training
+from calibration_tuning import allocator, chat, checkpoints, plain, prompts, training
 from calibration_tuning.divergences import divergence
 from calibration_tuning.families import Distribution
 from calibration_tuning.lora_dropout import use_bit_dropout
@@ -89,8 +89,12 @@ def step_operations(model: torch.nn.Module, batch: dict[str, torch.Tensor]) -> f
     return nodes * (4 * frozen + 6 * lora) + rows * 4 * head + attention
 
 
-def train(setting: Setting, side: str, objective: str) -> dict:
-    """Training steps of 2 prompts x 16 values with five decimals; completions a second."""
+def train(setting: Setting, side: str, objective: str, gather: bool) -> dict:
+    """Training steps of 2 prompts x 16 values with five decimals; completions a second.
+
+    `gather` is for the plain way: pick the logits of all targets in one operation, which its
+    authors could have done, instead of example by example.
+    """
     records = setting.records("train")
     model = checkpoints.attach_new_adapter(setting.base(), LORA, SEED).train()
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=2e-4)
@@ -113,7 +117,7 @@ def train(setting: Setting, side: str, objective: str) -> dict:
     for number in range(steps):
         wanted = range(number * PROMPTS_IN_A_STEP, (number + 1) * PROMPTS_IN_A_STEP)
         rate = matmul_rate()
-        part, operations = step(setting, model, dataset, wanted)
+        part, operations = step(setting, model, dataset, wanted, gather)
         start = time.perf_counter()
         optimizer.step()
         optimizer.zero_grad()
@@ -136,7 +140,7 @@ def train(setting: Setting, side: str, objective: str) -> dict:
     return result
 
 
-def _our_step(setting, model, dataset, wanted) -> tuple[dict[str, float], float]:
+def _our_step(setting, model, dataset, wanted, _) -> tuple[dict[str, float], float]:
     times = [time.perf_counter()]
     examples = [dataset[index] for index in wanted]
     times.append(time.perf_counter())
@@ -150,7 +154,7 @@ def _our_step(setting, model, dataset, wanted) -> tuple[dict[str, float], float]
     return dict(zip(names, np.diff(times).tolist(), strict=True)), step_operations(model, batch)
 
 
-def _plain_step(setting, model, dataset, wanted) -> tuple[dict[str, float], float]:
+def _plain_step(setting, model, dataset, wanted, gather) -> tuple[dict[str, float], float]:
     """Tries are not timed here: they are built once a prompt, see `prepare_prompts`."""
     sequences, paths, targets = [], [], []
     for index in wanted:
@@ -164,19 +168,19 @@ def _plain_step(setting, model, dataset, wanted) -> tuple[dict[str, float], floa
                 [dict(zip(token[row == i].tolist(), q[row == i], strict=True)) for i in at]
             )
     times = [time.perf_counter()]
-    loss = plain.batch_loss(model, sequences, paths, targets, setting.end_id)
+    loss = plain.batch_loss(model, sequences, paths, targets, setting.end_id, gather)
     times.append(time.perf_counter())
     loss.backward()
     times.append(time.perf_counter())
     return dict(zip(("forward", "backward"), np.diff(times).tolist(), strict=True)), 0.0
 
 
-def train_hard(setting: Setting, side: str) -> dict:
-    return train(setting, side, "hard_target")
+def train_hard(setting: Setting, side: str, gather: bool = False) -> dict:
+    return train(setting, side, "hard_target", gather)
 
 
-def train_soft(setting: Setting, side: str) -> dict:
-    return train(setting, side, "soft_target")
+def train_soft(setting: Setting, side: str, gather: bool = False) -> dict:
+    return train(setting, side, "soft_target", gather)
 
 
 def sample(setting: Setting, side: str, distribution: Distribution, batches: int) -> dict:
@@ -349,7 +353,8 @@ def main() -> None:
     parser.add_argument("--adapter", type=Path, required=True)
     parser.add_argument("--options", type=json.loads, default={})
     arguments = parser.parse_args()
-    torch.set_num_threads(torch.get_num_threads())
+    if arguments.side == "ours":
+        allocator.keep_freed_memory()
     result = globals()[arguments.name](Setting(arguments), arguments.side, **arguments.options)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     print(json.dumps(result | {"peak_memory_bytes": peak}), file=sys.stdout)

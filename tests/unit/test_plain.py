@@ -18,15 +18,16 @@ def plain_targets(example, number):
     ]
 
 
+@pytest.mark.parametrize("gather", [False, True])
 @pytest.mark.parametrize("objective", ["soft_target", "hard_target"])
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_the_loss_is_that_of_packed_training(architecture, objective):
+def test_the_loss_is_that_of_packed_training(architecture, objective, gather):
     model = build_model(architecture)
     examples = examples_of(objective, k=4)
     prompts = [example.prompt_ids for example in examples for _ in example.paths]
     paths = [path for example in examples for path in example.paths]
     targets = [plain_targets(e, number) for e in examples for number in range(len(e.paths))]
-    loss = plain.batch_loss(model, prompts, paths, targets, pad_id=0)
+    loss = plain.batch_loss(model, prompts, paths, targets, pad_id=0, gather=gather)
     assert loss.item() == pytest.approx(our_loss(model, examples).item(), rel=1e-5)
 
 

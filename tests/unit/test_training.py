@@ -119,9 +119,7 @@ def test_the_same_seed_gives_the_same_adapter(tmp_path, uninterrupted):
     assert losses(history) == losses(uninterrupted[1])
 
 
-def test_data_made_in_worker_processes_gives_the_same_adapter(
-    tmp_path, uninterrupted, monkeypatch
-):
+def test_data_made_in_worker_processes_gives_the_same_adapter(tmp_path, uninterrupted, monkeypatch):
     """On a GPU the values are drawn and packed in other processes."""
     monkeypatch.setattr(training, "DATA_WORKERS", 2)
     assert run(tmp_path)[0] == uninterrupted[0]

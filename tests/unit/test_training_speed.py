@@ -23,9 +23,7 @@ PLAIN = PACKED | {"packed": False, "packing": 1, "max_bins": 51}
 
 def heldout():
     records = [("bernoulli", {"p": 0.3}), ("maxwell", {"scale": 1.0})]
-    return [
-        {"family": f, "params": p, "prompt": Distribution(f, p).prompt} for f, p in records
-    ]
+    return [{"family": f, "params": p, "prompt": Distribution(f, p).prompt} for f, p in records]
 
 
 @pytest.mark.parametrize("way", [PACKED, PLAIN])

@@ -14,7 +14,7 @@ import yaml
 from repository import ROOT, copy_repository, replace, snakemake
 
 MODULES = """
-    errors files output_space families packing number_tokens prefix_trie cdf_trie trie prompts
+    allocator errors files output_space families packing number_tokens prefix_trie cdf_trie trie prompts
     planning chat sources checkpoints lora_dropout objectives divergences plain training
     branch_cache sampling statistics evaluations training_speed tables figures provenance
 """
@@ -73,7 +73,12 @@ def test_collectors_plan(clone, target):
         ("config/config.yaml", "learning_rate: 1.0e-3", "learning_rate: 1e-3", "YAML reads"),
         ("config/config.yaml", "learning_rate:", "learnin_rate:", "did you mean learning_rate"),
         ("config/config.yaml", "[smollm2-135m]", "[smolm2-135m]", "did you mean smollm2-135m"),
-        ("config/config.yaml", "[base, soft, soft-exact, hard]", "[base, sotf]", "did you mean soft"),
+        (
+            "config/config.yaml",
+            "[base, soft, soft-exact,",
+            "[base, sotf,",
+            "did you mean soft",
+        ),
         ("config/families.yaml", "  chi:", "  khi:", "did you mean chi"),
         ("config/models.yaml", "license:", "licence:", "did you mean license"),
         ("config/models.yaml", "sha256: ", "sha256: x", "sha256"),

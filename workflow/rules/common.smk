@@ -56,8 +56,7 @@ def speed_settings(wildcards):
 
 def speed_arguments(wildcards, input):
     return [
-        f"--run {way}={path}"
-        for way, path in zip(PLAN.training_speed["ways"], input)
+        f"--run {way}={path}" for way, path in zip(PLAN.training_speed["ways"], input)
     ]
 
 

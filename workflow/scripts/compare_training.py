@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from calibration_tuning import checkpoints, errors, files, prompts, training_speed
+from calibration_tuning import allocator, checkpoints, errors, files, prompts, training_speed
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -33,6 +33,8 @@ def main() -> None:
     arguments = parse_arguments()
     settings = arguments.settings
     torch.set_num_threads(arguments.threads)
+    if settings["way"]["packed"]:
+        allocator.keep_freed_memory()
     records = {
         "train": prompts.read_prompts(arguments.prompts_directory / "train.jsonl"),
         "heldout": prompts.read_prompts(arguments.prompts_directory / "heldout_selected.jsonl"),

@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
-from calibration_tuning import chat, checkpoints, errors, files, prompts, provenance
+from calibration_tuning import allocator, chat, checkpoints, errors, files, prompts, provenance
 from calibration_tuning.evaluations import structured_sampling as structured
 
 SPLITS = ("unseen", "heldout")
@@ -44,6 +44,7 @@ def main() -> None:
     arguments = parse_arguments()
     settings = arguments.settings
     torch.set_num_threads(arguments.threads)
+    allocator.keep_freed_memory()
     folder = arguments.model.parent
     selected = [
         (number, split, index, record)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-from calibration_tuning import chat, checkpoints, errors, files, prompts, training
+from calibration_tuning import allocator, chat, checkpoints, errors, files, prompts, training
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -54,6 +54,7 @@ def main() -> None:
     arguments = parse_arguments()
     settings, seed = arguments.settings, arguments.seed
     torch.set_num_threads(arguments.threads)
+    allocator.keep_freed_memory()
     folder = arguments.model.parent
     records = prompts.read_prompts(arguments.prompts)
     visits = training.plan_visits([record["family"] for record in records], settings, seed)

@@ -288,7 +288,9 @@ def training_speed(runs: Mapping[str, Sequence[Mapping]]) -> Figure:
         left.set_yscale("log")
         left.yaxis.set_minor_formatter(ScalarFormatter())
         left.yaxis.set_major_formatter(ScalarFormatter())
-        figure.legend(*left.get_legend_handles_labels(), loc="outside upper center", ncols=5, frameon=False)
+        figure.legend(
+            *left.get_legend_handles_labels(), loc="outside upper center", ncols=5, frameon=False
+        )
     return figure
 
 

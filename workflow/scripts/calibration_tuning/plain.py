@@ -54,6 +54,7 @@ def batch_loss(
     paths: Sequence[tuple[int, ...]],
     targets: Sequence[Targets],
     pad_id: int,
+    gather: bool = False,
 ) -> torch.Tensor:
     """Mean over sequences of the mean over a completion's tokens.
 
@@ -62,6 +63,8 @@ def batch_loss(
     model : causal language model
     prompts, paths, targets : of each sequence
     pad_id : any token
+    gather : bool
+        Pick the logits of all targets at once, rather than those of one example after the other.
 
     Returns
     -------
@@ -71,24 +74,26 @@ def batch_loss(
     longest = max(map(len, sequences))
     input_ids = torch.tensor([s + [pad_id] * (longest - len(s)) for s in sequences])
     attention = torch.tensor([[1] * len(s) + [0] * (longest - len(s)) for s in sequences])
-    output = model(input_ids=input_ids, attention_mask=attention, use_cache=False)
-    # One gather for the whole batch: indexing position by position would make the backward pass
-    # allocate all logits once a position, which nobody would put up with.
-    rows = [row for row, path in enumerate(paths) for _ in path]
-    columns = [
-        len(prompt) - 1 + depth
-        for prompt, path in zip(prompts, paths, strict=True)
-        for depth in range(len(path))
-    ]
-    log_p = torch.log_softmax(output.logits.float()[rows, columns], dim=-1).unbind()
-    losses, position = [], 0
-    for of_path in targets:
+    logits = model(input_ids=input_ids, attention_mask=attention, use_cache=False).logits.float()
+    starts = [len(prompt) - 1 for prompt in prompts]
+    if gather:
+        rows = [row for row, path in enumerate(paths) for _ in path]
+        columns = [s + i for s, path in zip(starts, paths, strict=True) for i in range(len(path))]
+        picked = logits[rows, columns].split([len(path) for path in paths])
+    else:
+        # Position by position the backward pass would even allocate all logits once a token.
+        picked = [
+            logits[row, start : start + len(path)]
+            for row, (start, path) in enumerate(zip(starts, paths, strict=True))
+        ]
+    losses = []
+    for of_path, path_logits in zip(targets, picked, strict=True):
         at_positions = []
-        for target in of_path:
+        for depth, target in enumerate(of_path):
+            log_p = torch.log_softmax(path_logits[depth], dim=-1)
             q = torch.tensor(list(target.values()), dtype=torch.float32)
-            kl = q * (q.clamp_min(TARGET_FLOOR).log() - log_p[position][list(target)])
+            kl = q * (q.clamp_min(TARGET_FLOOR).log() - log_p[list(target)])
             at_positions.append(kl.sum())
-            position += 1
         losses.append(torch.stack(at_positions).mean())
     return torch.stack(losses).mean()
 
