@@ -3,8 +3,8 @@
 The papers average the soft loss over four random paths of a prompt. The sequence KL is a sum over
 prefixes, ``sum of mass(prefix) * KL(q(. | prefix), p(. | prefix))``, so here the prefixes that
 carry most mass are evaluated exactly, each once. On a trie with no more prefixes than asked for
-that is everything, and the result is exact; on a larger one, what drawn paths meet beyond those
-prefixes estimates the rest, with a standard error.
+that is everything, and the result is exact; on a larger one, paths drawn among those that go beyond
+these prefixes estimate the rest, with a standard error.
 """
 
 from collections.abc import Sequence
@@ -57,15 +57,15 @@ class Divergence(NamedTuple):
 
 def heaviest_prefixes(
     trie: PrefixTrie | CdfTrie, count: int
-) -> tuple[list[tuple[int, ...]], Branches, bool]:
+) -> tuple[list[tuple[int, ...]], Branches, list[tuple[float, tuple[int, ...]]]]:
     """The prefixes that carry most mass, each after its own prefixes.
 
     Returns
     -------
     prefixes : list of tuple of int, at most `count`
     branches : their children
-    whole : bool
-        Whether these are all prefixes of the trie.
+    beyond : list of (mass, prefix)
+        The children that are prefixes themselves but not among these: none if these are all.
     """
     prefixes: list[tuple[int, ...]] = []
     parts: list[Branches] = []
@@ -87,7 +87,27 @@ def heaviest_prefixes(
         parts.append(found._replace(row=found.row + len(prefixes)))
         prefixes += batch
     branches = Branches(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
-    return prefixes, branches, not waiting
+    return prefixes, branches, waiting
+
+
+def complete_paths(
+    trie: PrefixTrie | CdfTrie, starts: Sequence[tuple[int, ...]], rng: np.random.Generator
+) -> list[tuple[int, ...]]:
+    """Continue prefixes to whole paths, drawn from the target."""
+    paths = list(starts)
+    unfinished = list(range(len(paths)))
+    while unfinished:
+        found = trie.branches([paths[number] for number in unfinished])
+        edges = np.searchsorted(found.row, np.arange(len(unfinished) + 1))
+        cumulative = np.concatenate([[0.0], np.cumsum(found.mass)])
+        low, high = cumulative[edges[:-1]], cumulative[edges[1:]]
+        drawn = low + rng.random(len(unfinished)) * (high - low)
+        child = np.searchsorted(cumulative, drawn, side="right") - 1
+        token = found.token[np.clip(child, edges[:-1], edges[1:] - 1)].tolist()
+        for number, next_token in zip(unfinished, token, strict=True):
+            paths[number] = (*paths[number], next_token)
+        unfinished = [n for n in unfinished if paths[n][-1] != trie.end_id]
+    return paths
 
 
 @torch.inference_mode()
@@ -159,52 +179,57 @@ def divergence(
     exact_prefixes : int
         Prefixes to evaluate exactly, at least 1; the heaviest are taken.
     sampled_paths : int
-        Paths drawn from the target where it has more prefixes, at least 2.
+        Paths drawn where the target has more prefixes, at least 2.
     seed : of the drawn paths
     """
-    prefixes, branches, whole = heaviest_prefixes(trie, exact_prefixes)
-    paths = [] if whole else trie.sample_paths(np.random.default_rng(seed), sampled_paths)
+    prefixes, branches, waiting = heaviest_prefixes(trie, exact_prefixes)
+    total = branches.mass[branches.row == 0].sum()
+    paths = _paths_beyond(trie, waiting, sampled_paths, seed) if waiting else []
     on_paths, numbers = prefixes_of(paths)
     known = set(prefixes)
     beyond = [prefix for prefix in on_paths if prefix not in known]
+    everything = branches
     if beyond:
         more = trie.branches(beyond)
         more = more._replace(row=more.row + len(prefixes))
-        all_branches = Branches(*map(np.concatenate, zip(branches, more, strict=True)))
-    else:
-        all_branches = branches
+        everything = Branches(*map(np.concatenate, zip(branches, more, strict=True)))
     log_p = branch_log_probabilities(
-        model, prompt_ids, [*prefixes, *beyond], all_branches, max_prefixes
+        model, prompt_ids, [*prefixes, *beyond], everything, max_prefixes
     )
-    kl = prefix_divergences(all_branches, log_p)
+    kl = prefix_divergences(everything, log_p)
     number = len(prefixes)
-    total = branches.mass[branches.row == 0].sum()
-    sequence_kl = np.bincount(branches.row, branches.mass) @ kl[:number] / total
-    logit_kl = np.bincount(branches.row, branches.mass_over_length) @ kl[:number] / total
-    log_p = log_p[: len(branches.row)]
-    reached, bound = model_masses(prefixes, branches, np.exp(log_p), trie.end_id)
-    if whole:
+    sequence_kl = float(np.bincount(branches.row, branches.mass) @ kl[:number] / total)
+    logit_kl = float(np.bincount(branches.row, branches.mass_over_length) @ kl[:number] / total)
+    p = np.exp(log_p[: len(branches.row)])
+    reached, bound = model_masses(prefixes, branches, p, trie.end_id)
+    if not waiting:
         mass = float(sum(reached.values()))
         distance = space_wasserstein(trie, prefixes, branches, reached) if mass > 0 else None
-        return Divergence(
-            float(logit_kl), float(sequence_kl), 0.0, 0.0, mass, bound, distance, number, None
-        )
-    # What the drawn paths meet beyond the exact prefixes.
+        return Divergence(logit_kl, sequence_kl, 0.0, 0.0, mass, bound, distance, number, None)
+    # What the drawn paths meet beyond the exact prefixes, times the share of such paths.
+    share = sum(mass for mass, _ in waiting) / total
     kl_of = dict(zip(beyond, kl[number:].tolist(), strict=True))
     along = np.array([kl_of.get(prefix, 0.0) for prefix in on_paths] + [0.0])[numbers]
-    rest = along.sum(axis=1)
+    rest = share * along.sum(axis=1)
     rest_over_length = rest / (numbers >= 0).sum(axis=1)
     errors = (float(x.std(ddof=1) / np.sqrt(len(paths))) for x in (rest_over_length, rest))
+    logit_kl, sequence_kl = logit_kl + rest_over_length.mean(), sequence_kl + rest.mean()
     return Divergence(
-        float(logit_kl + rest_over_length.mean()),
-        float(sequence_kl + rest.mean()),
-        *errors,
-        None,
-        bound,
-        None,
-        number,
-        len(paths),
+        float(logit_kl), float(sequence_kl), *errors, None, bound, None, number, len(paths)
     )
+
+
+def _paths_beyond(
+    trie: PrefixTrie | CdfTrie,
+    waiting: Sequence[tuple[float, tuple[int, ...]]],
+    n: int,
+    seed: int | list[int],
+) -> list[tuple[int, ...]]:
+    """Paths drawn from the target among those through some prefixes, given with their masses."""
+    rng = np.random.default_rng(seed)
+    mass = np.array([mass for mass, _ in waiting])
+    starts = rng.choice(len(waiting), size=n, p=mass / mass.sum())
+    return complete_paths(trie, [waiting[start][1] for start in starts], rng)
 
 
 def model_masses(
