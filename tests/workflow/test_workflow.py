@@ -37,9 +37,9 @@ def test_the_default_plan(clone):
     assert planned(result.stdout) == {
         "generate_prompts": 1,
         "fetch_model": 1,
-        "train_adapter": 2,
-        "sample_structured": 3,
-        "score_structured": 3,
+        "train_adapter": 3,
+        "sample_structured": 4,
+        "score_structured": 4,
         "collect_metrics": 1,
         "tabulate_structured": 1,
         "plot_gallery": 1,
