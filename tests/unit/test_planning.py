@@ -28,8 +28,8 @@ def plan(change=lambda config: None):
 def test_the_shipped_configuration_is_valid():
     cells = plan().cells()
     assert ("smollm2-135m", "base", 11) in cells
-    assert len(cells) == 4
-    assert len(plan().cells(trained_only=True)) == 3
+    assert len(cells) == 3
+    assert len(plan().cells(trained_only=True)) == 2
 
 
 @pytest.mark.parametrize(

@@ -37,9 +37,9 @@ def test_the_default_plan(clone):
     assert planned(result.stdout) == {
         "generate_prompts": 1,
         "fetch_model": 1,
-        "train_adapter": 3,
-        "sample_structured": 4,
-        "score_structured": 4,
+        "train_adapter": 2,
+        "sample_structured": 3,
+        "score_structured": 3,
         "collect_metrics": 1,
         "tabulate_structured": 1,
         "plot_gallery": 1,
@@ -75,8 +75,8 @@ def test_collectors_plan(clone, target):
         ("config/config.yaml", "[smollm2-135m]", "[smolm2-135m]", "did you mean smollm2-135m"),
         (
             "config/config.yaml",
-            "[base, soft, soft-exact,",
-            "[base, sotf,",
+            "[base, soft, hard]",
+            "[base, sotf]",
             "did you mean soft",
         ),
         ("config/families.yaml", "  chi:", "  khi:", "did you mean chi"),
