@@ -62,14 +62,14 @@ def test_gallery_counts_what_lies_outside():
     samples = make_samples(10)
     samples.loc[:, "text"] = "1000000"
     texts = [text.get_text() for axis in draw_gallery(base=samples).axes for text in axis.texts]
-    assert "valid 100%, 10 outside" in texts
+    assert "100% valid, 10 out" in texts
 
 
 def test_gallery_of_no_valid_sample():
     samples = make_samples(10)
     samples.loc[:, "text"] = "none"
     texts = [text.get_text() for axis in draw_gallery(base=samples).axes for text in axis.texts]
-    assert "valid 0%, 0 outside" in texts
+    assert "0% valid, 0 out" in texts
 
 
 def test_gallery_needs_common_prompts():

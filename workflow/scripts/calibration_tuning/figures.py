@@ -217,7 +217,7 @@ def strip(
     centres = (edges[:-1] + edges[1:]) / 2
     cut = shares > top
     axis.plot(centres[cut], np.full(cut.sum(), 0.94 * top), "^", color=colour, markersize=3)
-    label = f"valid {len(valid) / len(texts):.0%}, {outside} outside"
+    label = f"{len(valid) / len(texts):.0%} valid, {outside} out"
     axis.text(1, 1.03, label, transform=axis.transAxes, ha="right", fontsize=5.5)
     axis.set(xlim=(edges[0], edges[-1]), ylim=(0, top))
     axis.xaxis.set_major_locator(MaxNLocator(4, integer=distribution.is_integer))
