@@ -199,7 +199,7 @@ def training_speed_rows(runs: Mapping[str, Sequence[Mapping]]) -> pd.DataFrame:
         last = lines[-1]
         row = {"Way": way}
         for key, (heading, places) in digits.items():
-            row[heading] = MISSING if last[key] is None else f"{last[key]:.{places}f}"
+            row[heading] = MISSING if last[key] is None else _plain(last[key], places)
         rows.append(row)
     return pd.DataFrame(rows)
 
@@ -224,12 +224,15 @@ def _number(row: dict, metric: str, plus_minus: str) -> str:
     if pd.isna(value):
         return MISSING
     digits = SUMMARY_METRICS[metric][1]
-    # A mean that a few wild samples drove up needs no digits after its point.
-    text = f"{value:.{digits}f}" if abs(value) < 1e4 else f"{value:.2g}"
+    text = _plain(value, digits)
     if not pd.isna(deviation):
-        spread = f"{deviation:.{digits}f}" if deviation < 1e4 else f"{deviation:.2g}"
-        text += f" {plus_minus} {spread}"
+        text += f" {plus_minus} {_plain(deviation, digits)}"
     return text if n == row["prompts"] else f"{text} (n={n})"
+
+
+def _plain(value: float, digits: int) -> str:
+    """A number; one that a few wild samples drove up needs no digits after its point."""
+    return f"{value:.{digits}f}" if abs(value) < 1e4 or digits == 0 else f"{value:.2g}"
 
 
 def _latex_row(texts: Sequence[str]) -> str:
