@@ -55,7 +55,7 @@ def test_gallery_labels():
     texts = [text.get_text() for axis in figure.axes for text in axis.texts]
     assert len(figure.axes) == 2 * 2
     assert texts.count("base") == texts.count("soft") == 2
-    assert sum(text.startswith("valid 90%") for text in texts) == 4
+    assert sum(text.startswith("90% valid") for text in texts) == 4
 
 
 def test_gallery_counts_what_lies_outside():
