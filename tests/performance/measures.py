@@ -159,14 +159,9 @@ def _plain_step(setting, model, dataset, wanted, gather) -> tuple[dict[str, floa
     sequences, paths, targets = [], [], []
     for index in wanted:
         example = dataset[index]
-        prefix, row, token, q = example.targets
-        for number, path in enumerate(example.paths):
-            sequences.append(example.prompt_ids)
-            paths.append(path)
-            at = prefix[number, : len(path)]
-            targets.append(
-                [dict(zip(token[row == i].tolist(), q[row == i], strict=True)) for i in at]
-            )
+        sequences += [example.prompt_ids] * len(example.paths)
+        paths += example.paths
+        targets += plain.targets_of(example)
     times = [time.perf_counter()]
     loss = plain.batch_loss(model, sequences, paths, targets, setting.end_id, gather)
     times.append(time.perf_counter())

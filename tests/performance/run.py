@@ -1,7 +1,7 @@
 """The performance suite: ours against the papers' way and against the arithmetic limit.
 
-    python tests/performance/run.py            about 15 minutes on two cores
-    python tests/performance/run.py --full     the plain way in full: about 35 minutes
+    python tests/performance/run.py            about 25 minutes on two cores
+    python tests/performance/run.py --full     all of the plain way's samples and prompts
     python tests/performance/run.py train_soft sample_poisson
 
 Every measurement runs in a process of its own, ours and the plain one after the other, so that

@@ -238,6 +238,12 @@ def test_a_tokenizer_that_writes_numbers_otherwise_is_refused(encode):
         number_tokens(encode)
 
 
+def test_full_resolution_with_such_a_tokenizer_is_one_clear_line():
+    distribution = Distribution("gaussian", {"mu": 0.0, "sigma": 1.0})
+    with pytest.raises(InputError, match=r"max_bins: full: the tokenizer .*expected a number"):
+        build_trie(distribution, 2, "full", lambda text: [7] * len(text), END)
+
+
 def test_a_thinned_grid_is_listed():
     distribution = Distribution("gaussian", {"mu": 0.0, "sigma": 1.0})
     assert isinstance(build_trie(distribution, 2, 1001, single, END), PrefixTrie)

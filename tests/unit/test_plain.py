@@ -10,14 +10,6 @@ from calibration_tuning.families import Distribution
 from tiny_models import ARCHITECTURES, build_model
 
 
-def plain_targets(example, number):
-    prefix, row, token, q = example.targets
-    return [
-        dict(zip(token[row == at].tolist(), q[row == at].tolist(), strict=True))
-        for at in prefix[number, : len(example.paths[number])]
-    ]
-
-
 @pytest.mark.parametrize("gather", [False, True])
 @pytest.mark.parametrize("objective", ["soft_target", "hard_target"])
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
@@ -26,7 +18,7 @@ def test_the_loss_is_that_of_packed_training(architecture, objective, gather):
     examples = examples_of(objective, k=4)
     prompts = [example.prompt_ids for example in examples for _ in example.paths]
     paths = [path for example in examples for path in example.paths]
-    targets = [plain_targets(e, number) for e in examples for number in range(len(e.paths))]
+    targets = [target for example in examples for target in plain.targets_of(example)]
     loss = plain.batch_loss(model, prompts, paths, targets, pad_id=0, gather=gather)
     assert loss.item() == pytest.approx(our_loss(model, examples).item(), rel=1e-5)
 
@@ -39,7 +31,6 @@ def test_the_targets_are_those_of_the_prefix_trie():
         for depth, target in enumerate(plain.soft_targets(nested, path)):
             tokens, q = trie.next_tokens(path[:depth])
             assert target == pytest.approx(dict(zip(tokens.tolist(), q, strict=True)))
-    assert plain.hard_targets((4, 5)) == [{4: 1.0}, {5: 1.0}]
 
 
 def test_generate_draws_from_the_full_distribution():

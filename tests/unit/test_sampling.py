@@ -142,6 +142,18 @@ def test_a_stop_string_ends_a_completion_and_stays_in_it():
         assert ended or len(sample.token_ids) == 6
 
 
+def test_a_special_token_may_be_a_stop_string():
+    """It is no part of the sample's text, but the completion has finished."""
+    model, tokenizer = sharpened("qwen3")
+    stop = tokenizer.decode([STOP])
+    samples = sample_completions(
+        model, tokenizer, [30, 31], 200, stop_ids={4}, max_new_tokens=3, stop_strings=(stop,)
+    )
+    assert any(STOP in sample.token_ids for sample in samples)
+    assert all(sample.finished == (STOP in sample.token_ids) for sample in samples)
+    assert not any(stop in sample.text for sample in samples)
+
+
 def test_progress_counts_every_sample():
     model, tokenizer = sharpened("qwen3")
     told = []

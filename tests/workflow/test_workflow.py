@@ -14,7 +14,8 @@ import yaml
 from repository import ROOT, copy_repository, replace, snakemake
 
 MODULES = """
-    allocator errors files output_space families packing number_tokens prefix_trie cdf_trie trie
+    allocator arguments errors files output_space families packing number_tokens prefix_trie
+    cdf_trie trie
     prompts planning chat sources checkpoints lora_dropout objectives divergences plain training
     branch_cache sampling statistics evaluations training_speed tables figures provenance
 """

@@ -11,17 +11,10 @@ Example:
 import argparse
 from pathlib import Path
 
-from calibration_tuning import errors, figures, prompts
+from calibration_tuning import arguments, errors, figures, prompts
 from calibration_tuning.evaluations import structured
 
 SPLITS = ("unseen", "heldout")
-
-
-def labelled_path(text: str) -> tuple[str, Path]:
-    label, equals, path = text.partition("=")
-    if not (label and equals and path):
-        raise argparse.ArgumentTypeError(f"{text}: expected METHOD=path")
-    return label, Path(path)
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -29,7 +22,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--prompts-directory", type=Path, required=True)
     parser.add_argument(
         "--samples",
-        type=labelled_path,
+        type=arguments.labelled_path,
         action="append",
         required=True,
         metavar="METHOD=PATH",
@@ -44,18 +37,18 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def main() -> None:
-    arguments = parse_arguments()
+    parsed = parse_arguments()
     figure = figures.gallery(
-        {method: structured.read_samples(path) for method, path in arguments.samples},
+        {method: structured.read_samples(path) for method, path in parsed.samples},
         {
-            split: prompts.read_prompts(arguments.prompts_directory / f"{split}_selected.jsonl")
+            split: prompts.read_prompts(parsed.prompts_directory / f"{split}_selected.jsonl")
             for split in SPLITS
         },
-        count=arguments.count,
-        decimals=arguments.decimals,
-        max_bins=arguments.max_bins,
+        count=parsed.count,
+        decimals=parsed.decimals,
+        max_bins=parsed.max_bins,
     )
-    for path in (arguments.png, arguments.pdf):
+    for path in (parsed.png, parsed.pdf):
         figures.save_figure(figure, path)
 
 

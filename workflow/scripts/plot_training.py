@@ -12,21 +12,14 @@ Example:
 import argparse
 from pathlib import Path
 
-from calibration_tuning import errors, figures
-
-
-def labelled_path(text: str) -> tuple[str, Path]:
-    label, equals, path = text.partition("=")
-    if not (label and equals and path):
-        raise argparse.ArgumentTypeError(f"{text}: expected LABEL=path")
-    return label, Path(path)
+from calibration_tuning import arguments, errors, figures
 
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
         "--history",
-        type=labelled_path,
+        type=arguments.labelled_path,
         action="append",
         required=True,
         metavar="LABEL=PATH",
@@ -38,12 +31,12 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def main() -> None:
-    arguments = parse_arguments()
+    parsed = parse_arguments()
     histories: dict[str, list] = {}
-    for label, path in arguments.history:
+    for label, path in parsed.history:
         histories.setdefault(label, []).append(figures.read_history(path))
     figure = figures.training_curves(histories)
-    for path in (arguments.png, arguments.pdf):
+    for path in (parsed.png, parsed.pdf):
         figures.save_figure(figure, path)
 
 

@@ -11,19 +11,12 @@ import argparse
 import json
 from pathlib import Path
 
-from calibration_tuning import errors, figures, files, tables
-
-
-def labelled_path(text: str) -> tuple[str, Path]:
-    label, equals, path = text.partition("=")
-    if not (label and equals and path):
-        raise argparse.ArgumentTypeError(f"{text}: expected LABEL=path")
-    return label, Path(path)
+from calibration_tuning import arguments, errors, figures, files, tables
 
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--run", type=labelled_path, action="append", required=True)
+    parser.add_argument("--run", type=arguments.labelled_path, action="append", required=True)
     for kind in ("csv", "markdown", "html", "png", "pdf"):
         parser.add_argument(f"--{kind}", type=Path, required=True)
     return parser.parse_args()
@@ -38,15 +31,15 @@ def read_run(path: Path) -> list[dict]:
 
 
 def main() -> None:
-    arguments = parse_arguments()
-    runs = {way: read_run(path) for way, path in arguments.run}
+    parsed = parse_arguments()
+    runs = {way: read_run(path) for way, path in parsed.run}
     table = tables.training_speed_rows(runs)
-    files.write_atomic(arguments.csv, table.to_csv(index=False))
+    files.write_atomic(parsed.csv, table.to_csv(index=False))
     rows = table.to_numpy().tolist()
-    files.write_atomic(arguments.markdown, tables.markdown_rows(list(table), rows, texts=1))
-    files.write_atomic(arguments.html, tables.html_page(table, "Training speed", texts=1))
+    files.write_atomic(parsed.markdown, tables.markdown_rows(list(table), rows, texts=1))
+    files.write_atomic(parsed.html, tables.html_page(table, "Training speed", texts=1))
     figure = figures.training_speed(runs)
-    for path in (arguments.png, arguments.pdf):
+    for path in (parsed.png, parsed.pdf):
         figures.save_figure(figure, path)
 
 

@@ -90,7 +90,7 @@ class TokenTree:
     Attributes
     ----------
     logits : tensor (branches, vocabulary)
-        Of each live branch's next token.
+        Of each branch's next token, as of the last start or `extend`; `keep` leaves them.
     paths : int64 array (branches, longest)
         Nodes of each live branch from its first token to its last, -1 before its first.
     """
@@ -134,7 +134,8 @@ class TokenTree:
         start = len(self.positions)
         depth = (self.paths >= 0).sum(axis=1)
         nodes = start + np.arange(len(tokens))[:, None]
-        self._forward(tokens, depth, np.hstack([self.paths, nodes]), np.arange(len(tokens)))
+        self.paths = np.hstack([self.paths, nodes])
+        self._forward(tokens, depth, self.paths, np.arange(len(tokens)))
 
     def _add(self, sequences: Sequence[Sequence[int]]) -> None:
         """Add a sequence of tokens to each branch, what they share once."""
@@ -145,8 +146,7 @@ class TokenTree:
         number = np.full(len(tree.positions) + 1, -1)
         number[below] = len(self.positions) + np.arange(len(below))
         nodes = np.where(tree.nodes[:, 1:] >= 0, number[tree.nodes[:, 1:]], -1)
-        nodes = _to_the_right(nodes)
-        paths = np.hstack([self.paths, nodes]) if self.paths.shape[1] else nodes
+        paths = np.hstack([self.paths, _to_the_right(nodes)])
         # Every new node attends to the path of some branch up to itself.
         branch, place = np.empty(len(below), dtype=np.int64), np.empty(len(below), dtype=np.int64)
         rows, columns = np.nonzero(paths >= len(self.positions))
@@ -155,10 +155,22 @@ class TokenTree:
         depth = (paths >= 0).cumsum(axis=1)[branch, place] - 1
         until = np.where(np.arange(paths.shape[1]) <= place[:, None], paths[branch], -1)
         ends = paths[:, -1] - len(self.positions)
-        self._forward(tree.token_ids[below], depth, until, ends, paths)
+        self.paths = paths
+        self._forward(tree.token_ids[below], depth, until, ends)
 
-    def _forward(self, tokens, positions, attended, ends, paths=None) -> None:
-        """Evaluate new nodes that each attend to the nodes in a row of `attended`."""
+    def _forward(
+        self, tokens: np.ndarray, positions: np.ndarray, attended: np.ndarray, ends: np.ndarray
+    ) -> None:
+        """Evaluate new nodes.
+
+        Parameters
+        ----------
+        tokens, positions : int64 arrays (new,)
+        attended : int64 array (new, longest)
+            The nodes that each attends to, itself among them; -1 for none.
+        ends : int64 array (branches,)
+            Which of the new nodes' logits are wanted.
+        """
         device = self.model.device
         self.positions = np.concatenate([self.positions, positions])
         visible = np.zeros((len(tokens), len(self.positions) + 1), dtype=bool)
@@ -178,7 +190,6 @@ class TokenTree:
             logits_to_keep=ends,
         )
         self.logits = output.logits[0]
-        self.paths = attended if paths is None else paths
 
 
 def _to_the_right(matrix: np.ndarray) -> np.ndarray:
@@ -199,7 +210,7 @@ class BatchRows:
     Attributes
     ----------
     logits : tensor (rows, vocabulary)
-        Of each row's next token.
+        Of each row's next token, as of the last `extend`; `keep` leaves them.
     """
 
     def __init__(self, tree: TokenTree):

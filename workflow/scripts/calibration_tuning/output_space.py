@@ -132,7 +132,7 @@ def cumulative(distribution, points: np.ndarray) -> tuple[np.ndarray, np.ndarray
 
     Parameters
     ----------
-    distribution : frozen scipy distribution
+    distribution : scipy distribution, frozen or as `calibration_tuning.families.Functions`
     points : float array (n,)
 
     Returns
@@ -164,7 +164,7 @@ class CellMasses:
 
     Parameters
     ----------
-    distribution : frozen scipy distribution
+    distribution : scipy distribution, frozen or as `calibration_tuning.families.Functions`
     is_integer : bool
     decimals : int
         Not used for integers, which have none.

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Sequence
 import torch
 from transformers import GenerationConfig
 
-from calibration_tuning.objectives import TARGET_FLOOR
+from calibration_tuning.objectives import TARGET_FLOOR, Example
 
 Targets = list[dict[int, float]]
 """At each position of a completion, the target probability of some tokens."""
@@ -43,9 +43,16 @@ def soft_targets(trie: dict[tuple[int, ...], dict[int, float]], path: tuple[int,
     return targets
 
 
-def hard_targets(path: tuple[int, ...]) -> Targets:
-    """One-hot targets of a drawn value."""
-    return [{token: 1.0} for token in path]
+def targets_of(example: Example) -> list[Targets]:
+    """The targets of every path of a visit, in the form of `soft_targets`."""
+    prefix, row, token, q = example.targets
+    return [
+        [
+            dict(zip(token[row == at].tolist(), q[row == at].tolist(), strict=True))
+            for at in prefix[number, : len(path)]
+        ]
+        for number, path in enumerate(example.paths)
+    ]
 
 
 def batch_loss(
@@ -72,8 +79,11 @@ def batch_loss(
     """
     sequences = [[*prompt, *path[:-1]] for prompt, path in zip(prompts, paths, strict=True)]
     longest = max(map(len, sequences))
-    input_ids = torch.tensor([s + [pad_id] * (longest - len(s)) for s in sequences])
-    attention = torch.tensor([[1] * len(s) + [0] * (longest - len(s)) for s in sequences])
+    padded = [s + [pad_id] * (longest - len(s)) for s in sequences]
+    input_ids = torch.tensor(padded, device=model.device)
+    attention = torch.tensor(
+        [[1] * len(s) + [0] * (longest - len(s)) for s in sequences], device=model.device
+    )
     logits = model(input_ids=input_ids, attention_mask=attention, use_cache=False).logits.float()
     starts = [len(prompt) - 1 for prompt in prompts]
     if gather:
@@ -91,7 +101,7 @@ def batch_loss(
         at_positions = []
         for depth, target in enumerate(of_path):
             log_p = torch.log_softmax(path_logits[depth], dim=-1)
-            q = torch.tensor(list(target.values()), dtype=torch.float32)
+            q = torch.tensor(list(target.values()), dtype=torch.float32, device=model.device)
             kl = q * (q.clamp_min(TARGET_FLOOR).log() - log_p[list(target)])
             at_positions.append(kl.sum())
         losses.append(torch.stack(at_positions).mean())
@@ -120,8 +130,9 @@ def generate_samples(
         eos_token_id=sorted(stop_ids),
         pad_token_id=pad_id,
     )
+    prompt = torch.tensor([prompt_ids], device=model.device)
     rows: list[list[int]] = []
     for _ in range(math.ceil(n / batch)):
-        output = model.generate(torch.tensor([prompt_ids]), generation_config=settings)
+        output = model.generate(prompt, generation_config=settings)
         rows += output[:, len(prompt_ids) :].tolist()
     return rows[:n]

@@ -32,8 +32,8 @@ class PrefixTrie:
     """The trie over the tokens of every text followed by the end-of-turn token.
 
     At a prefix the target of a token is the mass through that child over the mass through the
-    prefix. The sequences are kept as a sorted matrix, in which a prefix is a run of rows, and a
-    target is computed when it is first asked for.
+    prefix. The sequences are kept as a sorted matrix, in which a prefix is a run of rows, and
+    targets are computed when they are asked for.
 
     Parameters
     ----------

@@ -273,8 +273,8 @@ def has_ended(
     ended = np.isin(prefixes[:, -1], list(stop_ids))
     ended |= prefixes.shape[1] == how.max_new_tokens
     if how.stop_strings:
-        # A string of b bytes lies within its last b tokens, if none of them is empty; one more
-        # keeps the space that some tokenizers drop at the start of a text.
+        # A string of b bytes lies within the last b tokens, if none of them is empty; a few more
+        # keep the space that some tokenizers drop at the start of a text.
         tail = prefixes[:, -(max(len(text.encode()) for text in how.stop_strings) + 4) :]
         ended |= contains_any(tokenizer.batch_decode(tail), how.stop_strings)
     if how.viable is not None:
@@ -301,6 +301,8 @@ def _as_samples(
     stopped = [path[-1] in stop_ids for path in paths]
     bodies = [path[:-1] if stop else path for path, stop in zip(paths, stopped, strict=True)]
     texts = tokenizer.batch_decode(bodies, skip_special_tokens=True)
-    finished = np.array(stopped) | contains_any(texts, stop_strings)
+    finished = np.array(stopped)
+    if stop_strings:  # as `has_ended` reads them, with special tokens
+        finished |= contains_any(tokenizer.batch_decode(bodies), stop_strings)
     distinct = [Sample(*sample) for sample in zip(paths, texts, finished.tolist(), strict=True)]
     return [distinct[index] for index in rng.permutation(np.repeat(range(len(paths)), counts))]

@@ -28,12 +28,13 @@ from calibration_tuning.training import (
     packed_batch_loss,
     plan_visits,
 )
-from calibration_tuning.trie import build_trie
+from calibration_tuning.trie import FULL_RESOLUTION, build_trie
 
 WARM_UP = 0.03
 PASSES = 20
 """Passes over the prompts that are planned: more than any way has time for."""
 TARGET_BINS = 1001
+"""Of the grid whose standard deviation W1 is divided by."""
 
 
 def packed_step(model: torch.nn.Module, examples: Sequence[Example]) -> torch.Tensor:
@@ -44,13 +45,7 @@ def packed_step(model: torch.nn.Module, examples: Sequence[Example]) -> torch.Te
 
 def plain_step(model: torch.nn.Module, examples: Sequence[Example]) -> torch.Tensor:
     """The loss of one step the papers' way; one value a visit."""
-    targets = []
-    for example in examples:
-        prefix, row, token, q = example.targets
-        at = prefix[0, : len(example.paths[0])]
-        targets.append(
-            [dict(zip(token[row == i].tolist(), q[row == i].tolist(), strict=True)) for i in at]
-        )
+    targets = [plain.targets_of(example)[0] for example in examples]
     prompts = [example.prompt_ids for example in examples]
     paths = [example.paths[0] for example in examples]
     return plain.batch_loss(model, prompts, paths, targets, pad_id=paths[0][-1])
@@ -116,7 +111,7 @@ def measure_kl(model, tokenizer, records: Sequence[dict], settings: dict, seed: 
         trie = build_trie(
             Distribution(record["family"], record["params"]),
             settings["decimals"],
-            "full",
+            FULL_RESOLUTION,
             chat.completion_encoder(tokenizer),
             chat.end_of_turn_id(tokenizer, settings["chat"]),
         )

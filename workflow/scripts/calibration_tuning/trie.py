@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from calibration_tuning.cdf_trie import CdfTrie
+from calibration_tuning.errors import InputError
 from calibration_tuning.families import Distribution
 from calibration_tuning.prefix_trie import PrefixTrie
 
@@ -78,8 +79,17 @@ def build_trie(
     distribution, decimals, encode, end_id : see `CdfTrie`
     max_bins : int or "full"
         A number lists and thins the texts (the papers' way); "full" takes the CDF.
+
+    Raises
+    ------
+    InputError
+        If the output space has no text or too many, or "full" meets a tokenizer that writes
+        numbers neither digit by digit nor in groups from the left.
     """
     if max_bins == FULL_RESOLUTION:
-        return CdfTrie(distribution, decimals, encode, end_id)
+        try:
+            return CdfTrie(distribution, decimals, encode, end_id)
+        except ValueError as error:
+            raise InputError(f"max_bins: full: {error}; expected a number with it") from None
     space = distribution.output_space(decimals, max_bins)
     return PrefixTrie(space.texts, space.probabilities, encode, end_id)
