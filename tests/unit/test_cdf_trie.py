@@ -166,6 +166,16 @@ def test_the_product_along_a_path_is_the_mass_of_its_cell(encode):
         assert path == (*encode(trie.text(path)), END)
 
 
+@pytest.mark.parametrize("sign", [-1, 1])
+def test_cells_in_both_tails_are_as_precise_as_in_the_middle(sign):
+    """Near 1 a CDF has no digits left for a cell of 1e-11."""
+    distribution = Distribution("cauchy", {"x0": 0.0, "gamma": 3.0})
+    cells = CellMasses(distribution.functions, False, 5)
+    number = sign * 900 * 10**5
+    mass = cells.mass(np.array([number]), np.array([number + 1]))[0]
+    assert mass == pytest.approx(distribution.scipy.pdf(900.0) * 1e-5, rel=1e-6)
+
+
 def test_the_tails_belong_to_the_outermost_texts():
     distribution = Distribution("exponential", {"lambda": 1.0})
     enumerated, exact = tries(distribution, 1, single)

@@ -115,6 +115,28 @@ def test_packed_loss_and_gradients_equal_unpacked(architecture, objective):
         torch.testing.assert_close(mine, theirs, rtol=1e-3, atol=2e-6 * max(1.0, largest))
 
 
+def test_the_gradient_is_scaled_with_the_loss():
+    """Accumulation over micro-batches divides the loss before its backward pass."""
+    model = build_model("llama")
+    gradients = []
+    for factor in (1.0, 0.25):
+        model.zero_grad()
+        (factor * our_loss(model, examples_of("soft_target", k=2))).backward()
+        gradients.append(model.get_output_embeddings().weight.grad.clone())
+    torch.testing.assert_close(gradients[1], 0.25 * gradients[0])
+
+
+def test_the_loss_in_bfloat16_has_the_gradient_of_float32():
+    tensors = [torch.from_numpy(a) for a in pack_examples(examples_of("soft_target", k=4))]
+    logits = torch.randn(len(tensors[3]), 1200).bfloat16()
+    gradients = []
+    for dtype in (torch.float32, torch.bfloat16):
+        leaf = logits.to(dtype).clone().requires_grad_()
+        packed_loss(leaf * 1.0, *tensors[4:]).backward()
+        gradients.append(leaf.grad.float())
+    torch.testing.assert_close(gradients[1], gradients[0], rtol=1e-2, atol=1e-5)
+
+
 @settings(deadline=None, max_examples=20)
 @given(st.integers(0, 10**6), st.sampled_from(sorted(OBJECTIVES)), st.integers(1, 8))
 def test_every_path_weighs_the_same(seed, objective, k):

@@ -101,7 +101,7 @@ def test_prompts_are_grouped_once_each_and_within_bounds(lengths, n, max_rows):
         {"temperature": 0.5},
         {"temperature": 2.0, "top_k": 2},
         {"top_p": 0.7},
-        {"temperature": 1.5, "min_p": 0.3},
+        {"temperature": 1.5, "min_p": 0.45},
         {"temperature": 0.8, "top_k": 3, "top_p": 0.9, "min_p": 0.1},
     ],
 )

@@ -143,10 +143,9 @@ class TokenTree:
         last = self.paths[:, -1] if self.paths.shape[1] else np.full(len(sequences), -1)
         tree = pack([[node + 1, *tokens] for node, tokens in zip(last, sequences, strict=True)])
         below = np.flatnonzero(tree.positions > 0)  # without the nodes that are there already
-        number = np.full(len(tree.positions) + 1, -1)
+        number = np.full(len(tree.positions) + 1, -1)  # the last one for the -1 of no node
         number[below] = len(self.positions) + np.arange(len(below))
-        nodes = np.where(tree.nodes[:, 1:] >= 0, number[tree.nodes[:, 1:]], -1)
-        paths = np.hstack([self.paths, _to_the_right(nodes)])
+        paths = np.hstack([self.paths, _to_the_right(number[tree.nodes[:, 1:]])])
         # Every new node attends to the path of some branch up to itself.
         branch, place = np.empty(len(below), dtype=np.int64), np.empty(len(below), dtype=np.int64)
         rows, columns = np.nonzero(paths >= len(self.positions))
