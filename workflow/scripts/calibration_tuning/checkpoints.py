@@ -11,6 +11,7 @@ import os
 import re
 import shutil
 import tempfile
+import time
 from pathlib import Path
 
 from calibration_tuning import files, sources
@@ -30,8 +31,8 @@ def fetch(model: str, settings: dict, folder: Path, downloads: Path) -> None:
     model : str
         Its name in the registry.
     settings : dict
-        source (an address or the addresses of a file's parts), and where known sha256, license
-        and license_page.
+        source (an address or the addresses of a file's parts), and where known sha256, license,
+        license_page and gate_page.
     folder : Path
         Replaced as a whole.
     downloads : Path
@@ -42,13 +43,27 @@ def fetch(model: str, settings: dict, folder: Path, downloads: Path) -> None:
     InputError
         If the source cannot be resolved, verified or read as a model.
     """
-    folder.parent.mkdir(parents=True, exist_ok=True)
+    started = time.time()
+    with files.lock(folder):
+        manifest = folder / "manifest.json"
+        if manifest.exists() and manifest.stat().st_mtime > started:
+            print("another run has just fetched it", flush=True)
+        else:
+            _fetch(model, settings, folder, downloads)
+
+
+def _fetch(model: str, settings: dict, folder: Path, downloads: Path) -> None:
+    """`fetch`, while no other run works on the folder."""
     for leftover in folder.parent.glob(f".{folder.name}.partial-*"):
         shutil.rmtree(leftover)
     partial = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}.partial-"))
     try:
         revision = sources.fetch_files(
-            settings["source"], settings.get("sha256"), downloads, partial
+            settings["source"],
+            settings.get("sha256"),
+            downloads,
+            partial,
+            settings.get("gate_page"),
         )
         for gguf in partial.glob("*.gguf"):
             print(f"converting {gguf.name} to safetensors", flush=True)

@@ -6,6 +6,8 @@ import os
 import tempfile
 from pathlib import Path
 
+from filelock import FileLock
+
 from calibration_tuning.errors import InputError
 
 
@@ -33,6 +35,16 @@ def write_atomic(path: Path | str, content: bytes | str) -> None:
         raise InputError(
             f"{path}: cannot be written ({error.strerror}); what is already finished is kept"
         ) from None
+
+
+def lock(path: Path) -> FileLock:
+    """A lock on a file or folder that is being made, to hold by `with`.
+
+    Another process that wants it waits; a process that dies lets it go. It works between the
+    nodes of a cluster where the shared file system knows flock, as NFS 4 and most others do.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return FileLock(path.with_name(f".{path.name}.lock"))
 
 
 def read_json(path: Path | str) -> dict:

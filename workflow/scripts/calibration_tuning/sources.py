@@ -69,7 +69,13 @@ def parse(address: str) -> tuple[str, dict[str, str]]:
     return kind, match.groupdict()
 
 
-def fetch_files(address: str | list[str], sha256: str | None, downloads: Path, into: Path) -> str:
+def fetch_files(
+    address: str | list[str],
+    sha256: str | None,
+    downloads: Path,
+    into: Path,
+    gate_page: str | None = None,
+) -> str:
     """Bring the files of an address into a folder.
 
     A damaged download is deleted and tried once more.
@@ -84,6 +90,9 @@ def fetch_files(address: str | list[str], sha256: str | None, downloads: Path, i
         Where whole packages and repositories are kept between runs.
     into : Path
         An empty folder.
+    gate_page : str or None
+        Of a gated repository: the page on which its licence is accepted. Access is checked before
+        anything is downloaded.
 
     Returns
     -------
@@ -103,7 +112,7 @@ def fetch_files(address: str | list[str], sha256: str | None, downloads: Path, i
                 f"{parts[0]}: expected neither parts nor sha256 with a hub: address, which stands "
                 "for a whole repository; pin its commit with @"
             )
-        return _fetch_hub(parts[0], downloads, into)
+        return _fetch_hub(parts[0], downloads, into, gate_page)
     for last_try in (False, True):
         try:
             _check_sha256(_bring_all(parts, downloads, into), sha256, parts[0])
@@ -205,8 +214,16 @@ def _archive(address: str, downloads: Path) -> Path:
     folder = _package_folder(address, downloads)
     if folder.exists():
         return next(folder.iterdir())
+    # Another run may be downloading the same package beside this one.
+    with files.lock(folder):
+        return _download(address, folder)
+
+
+def _download(address: str, folder: Path) -> Path:
+    """Download the package of an address to a folder that no other run works on."""
+    if folder.exists():  # by now
+        return next(folder.iterdir())
     kind, part = parse(address)
-    # Not a shared name: another download may be under way beside this one.
     partial = folder.with_name(f".{folder.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
@@ -252,7 +269,7 @@ def _download_npm(package: str, version: str, into: Path) -> str:
         return f"npm: {result.stderr.strip()[:200]}"
 
 
-def _fetch_hub(address: str, downloads: Path, into: Path) -> str:
+def _fetch_hub(address: str, downloads: Path, into: Path, gate_page: str | None) -> str:
     """Download a repository's model files, resuming an earlier try; return the commit."""
     from huggingface_hub import HfApi, snapshot_download
     from huggingface_hub.errors import (
@@ -264,6 +281,8 @@ def _fetch_hub(address: str, downloads: Path, into: Path) -> str:
     _, part = parse(address)
     repository, revision = part["repository"], part["revision"]
     try:
+        if gate_page is not None:
+            HfApi().auth_check(repository)
         commit = HfApi().model_info(repository, revision=revision).sha
         kept = downloads / f"hub-{repository.replace('/', '-')}-{commit}"
         snapshot_download(
@@ -274,9 +293,10 @@ def _fetch_hub(address: str, downloads: Path, into: Path) -> str:
             ignore_patterns=OTHER_FORMATS,
         )
     except GatedRepoError:
+        page = gate_page or f"https://huggingface.co/{repository}"
         raise InputError(
-            f"{address}: gated: accept the licence at https://huggingface.co/{repository} and log "
-            "in with `hf auth login`"
+            f"{address}: gated: accept the licence at {page} and log in with `hf auth login` (or "
+            "set HF_TOKEN) as the user who accepted it"
         ) from None
     except RevisionNotFoundError:
         raise InputError(f"{address}: the repository has no revision {revision}") from None
