@@ -1,6 +1,7 @@
 """Validation of user files, cells, and the hash of code."""
 
 import copy
+import json
 import re
 import shutil
 from pathlib import Path
@@ -94,6 +95,30 @@ def test_resources_are_no_part_of_what_an_adapter_depends_on():
     settings = plan().training_settings("smollm2-135m", "soft")
     assert not {"gpu", "memory", "runtime", "threads"} & set(settings)
     assert settings["learning_rate"] == CONFIG["training_defaults"]["learning_rate"]
+
+
+def test_a_model_may_have_training_settings_of_its_own(tmp_path):
+    registry = planning.load_yaml(ROOT / "config" / "models.yaml")
+    registry["models"]["gemma3-270m"]["training"] = {"learning_rate": 0.5}
+    (tmp_path / "models.yaml").write_text(json.dumps(registry))
+    changed = plan(lambda c: c.update(models_file=str(tmp_path / "models.yaml")))
+    for method in ("soft", "hard"):
+        assert changed.training_settings("gemma3-270m", method)["learning_rate"] == 0.5
+        assert changed.training_settings("smollm2-135m", method) == plan().training_settings(
+            "smollm2-135m", method
+        )
+
+
+def test_a_prompting_method_changes_the_evaluation_only_where_it_says_so():
+    base = plan().evaluation_settings("smollm2-135m", "base", "structured")
+    prompted = plan().evaluation_settings("smollm2-135m", "string-seed", "structured")
+    assert prompted == base | {"prompting": "string_seed", "max_new_tokens": 512}
+
+
+@pytest.mark.parametrize(("quantity", "product"), [("6GB", "18GB"), ("90m", "270m"), ("2h", "6h")])
+def test_quantities_are_multiplied(quantity, product):
+    assert planning.multiply(quantity, 3) == product
+    assert planning.multiply(quantity, 1) == quantity
 
 
 @pytest.fixture

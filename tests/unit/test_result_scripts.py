@@ -16,9 +16,8 @@ import tabulate_structured
 from calibration_tuning import errors, files
 from cells import PROMPTS, make_divergences, make_provenance, make_samples
 
-SCHEMA = json.loads(
-    (Path(__file__).parents[2] / "workflow" / "schemas" / "metrics.schema.json").read_text()
-)
+SCHEMA_FILE = Path(__file__).parents[2] / "workflow" / "schemas" / "metrics.schema.json"
+SCHEMA = json.loads(SCHEMA_FILE.read_text())
 
 
 @pytest.fixture
@@ -65,7 +64,10 @@ def test_scores_follow_the_schema(run, cell):
 def test_from_scores_to_tables(run, cell, capsys):
     for method in ("base", "soft"):
         run(score_structured, f"{SCORE} --method {method} --output {method}/metrics.json")
-    run(collect_metrics, "base/metrics.json soft/metrics.json --output metrics.csv")
+    run(
+        collect_metrics,
+        f"base/metrics.json soft/metrics.json --schema {SCHEMA_FILE} --output metrics.csv",
+    )
     assert len(pd.read_csv(cell / "metrics.csv")) == 2 * 2 * 13
     run(
         tabulate_structured,

@@ -15,9 +15,9 @@ from repository import ROOT, copy_repository, replace, snakemake
 
 MODULES = """
     allocator arguments errors files output_space families packing number_tokens prefix_trie
-    cdf_trie trie
-    prompts planning chat sources checkpoints lora_dropout objectives divergences plain training
-    branch_cache sampling statistics evaluations training_speed tables figures provenance
+    cdf_trie trie prompts planning chat prompting sources checkpoints lora_dropout devices
+    objectives divergences plain training branch_cache sampling statistics evaluations
+    training_speed tables figures provenance
 """
 
 
@@ -61,11 +61,88 @@ def test_one_cell_plans_that_cell_only(clone):
     }
 
 
-@pytest.mark.parametrize("target", ["prompts", "models", "adapters", "samples", "tables"])
+def test_the_grid_of_the_paper(clone):
+    """12 models x (base, string-seed, soft, hard), one seed."""
+    result = snakemake("-n", "--configfile", "config/paper.yaml", cwd=clone)
+    assert planned(result.stdout) == {
+        "generate_prompts": 1,
+        "fetch_model": 12,
+        "train_adapter": 12 * 2,
+        "sample_structured": 12 * 4,
+        "score_structured": 12 * 4,
+        "collect_metrics": 1,
+        "tabulate_structured": 1,
+        "plot_gallery": 12,
+        "plot_training": 12,
+        "write_report": 1,
+        "all": 1,
+    }
+
+
+@pytest.mark.parametrize("target", ["prompts", "fetch", "adapters", "samples", "tables"])
 def test_collectors_plan(clone, target):
     result = snakemake("-n", target, cwd=clone)
     assert result.returncode == 0
     assert planned(result.stdout)[target] == 1
+
+
+@pytest.mark.parametrize(
+    ("target", "cells", "trained", "models"),
+    [
+        ("gemma-3-27b", 4, 2, 1),
+        ("soft", 12, 12, 12),
+        ("string-seed", 12, 0, 12),
+        ("base", 12, 0, 12),
+    ],
+)
+def test_a_model_or_a_method_is_a_target(clone, target, cells, trained, models):
+    jobs = planned(snakemake("-n", target, "--configfile", "config/paper.yaml", cwd=clone).stdout)
+    assert jobs["score_structured"] == jobs["sample_structured"] == cells
+    assert jobs.get("train_adapter", 0) == trained
+    assert jobs["fetch_model"] == models
+
+
+def test_a_model_that_is_not_selected_is_a_target_too(clone):
+    jobs = planned(snakemake("-n", "gemma3-270m", cwd=clone).stdout)
+    assert jobs["score_structured"] == 3
+
+
+EXCLUDE = """
+exclude:
+  - {model: gpt-oss-20b, method: hard, reason: does not fit}
+  - {model: qwen3-4b, method: soft, seed: 12, reason: node failed}
+"""
+
+
+def test_excluded_cells_are_left_out_and_listed_with_their_reason(clone, tmp_path):
+    extra = tmp_path / "exclude.yaml"
+    extra.write_text("select: {seeds: [11, 12]}" + EXCLUDE)
+    files = ("--configfile", "config/paper.yaml", str(extra))
+    jobs = planned(snakemake("-n", *files, cwd=clone).stdout)
+    assert jobs["score_structured"] == 12 * 4 * 2 - 3
+    assert jobs["train_adapter"] == 12 * 2 * 2 - 3
+    cell = "results/gpt-oss-20b/hard/seed11/structured/metrics.json"
+    assert snakemake("-n", cell, *files, cwd=clone).returncode == 0  # by its path it still is
+    listed = snakemake("--cores", "1", "cells", *files, cwd=clone).stdout.splitlines()
+    assert "left out gpt-oss-20b/hard/seed11: does not fit" in listed
+    assert "left out qwen3-4b/soft/seed12: node failed" in listed
+    assert not any("qwen3-4b/soft/seed12/structured" in line for line in listed)
+    assert "93 missing, 3 left out" in listed
+    missing = (
+        "missing  results/qwen3-4b/soft/seed11/structured/metrics.json  train_adapter: missing"
+    )
+    assert missing in listed
+
+
+def test_gated_models_are_fetched_first(clone):
+    """The order of a dry run is not that of execution, so the priorities are looked at."""
+    registry = yaml.safe_load((ROOT / "config" / "models.yaml").read_text())["models"]
+    gated = {slug for slug, entry in registry.items() if "gate_page" in entry}
+    assert gated == {slug for slug in registry if re.match(r"gemma-3-|llama-", slug)}
+    result = snakemake("-n", "fetch", "--configfile", "config/paper.yaml", cwd=clone)
+    jobs = result.stdout.split("rule fetch_model:")[1:]
+    first = {re.search("model=(.*)", job)[1] for job in jobs if "priority: 100" in job}
+    assert first == gated
 
 
 @pytest.mark.parametrize(
@@ -83,6 +160,23 @@ def test_collectors_plan(clone, target):
         ("config/families.yaml", "  chi:", "  khi:", "did you mean chi"),
         ("config/models.yaml", "license:", "licence:", "did you mean license"),
         ("config/models.yaml", "sha256: ", "sha256: x", "sha256"),
+        ("config/models.yaml", "  gemma3-270m:", "  soft:", "this is the name of a method too"),
+        ("config/models.yaml", "  gemma3-270m:", "  metrics:", "this is the name of a stage too"),
+        ("config/models.yaml", "mxfp4\n", "mxpf4\n", "did you mean mxfp4"),
+        (
+            "config/config.yaml",
+            "training_defaults:",
+            "exclude: [{model: smollm, method: hard, reason: slow}]\ntraining_defaults:",
+            "exclude: model 'smollm' does not exist; did you mean",
+        ),
+        ("config/config.yaml", "string_seed, max", "string_sead, max", "did you mean string_seed"),
+        (
+            "config/config.yaml",
+            "objective: none, prompting",
+            "objective: soft_target, prompting",
+            "expected objective none",
+        ),
+        ("config/config.yaml", ", max_new_tokens: 512", "", "both or neither of prompting and"),
     ],
 )
 def test_a_mistake_is_one_line_and_an_exit_code(clone, tmp_path, file, old, new, message):
@@ -161,6 +255,23 @@ def test_the_environment_file_has_the_pins_of_pyproject():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     environment = yaml.safe_load((ROOT / "envs" / "calibration.yaml").read_text())
     assert environment["dependencies"][-1]["pip"] == project["dependencies"]
+    assert environment["dependencies"][0] == "python=3.11"
+
+
+def test_the_container_takes_its_pins_from_pyproject():
+    """Nothing is pinned there, so nothing can drift; what it copies and starts from exists."""
+    recipe = (ROOT / "envs" / "calibration.def").read_text()
+    assert "==" not in recipe
+    assert "From: python:3.11-" in recipe
+    copied = re.search(r"%files\n((?:    .*\n)+)", recipe)[1].split()[::2]
+    assert "pyproject.toml" in copied
+    assert all((ROOT / name).exists() for name in copied)
+
+
+def test_the_cluster_plugin_is_pinned_once():
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = extras["optional-dependencies"]
+    assert set(extras["cluster"]) <= set(extras["development"])
 
 
 def test_every_schema_is_a_schema():

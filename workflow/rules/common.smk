@@ -28,6 +28,12 @@ wildcard_constraints:
     way=planning.one_of(PLAN.training_speed["ways"]),
 
 
+METRICS_SCHEMA = os.path.relpath(
+    os.path.join(workflow.basedir, "workflow", "schemas", "metrics.schema.json")
+)
+METRICS_OF_CELL = "<results>/{model}/{method}/seed{seed}/structured/metrics.json"
+
+
 def script(name):
     """Path of a program from the working folder, so that every checkout gives the same."""
     return os.path.relpath(os.path.join(SCRIPTS, name))
@@ -47,7 +53,9 @@ def training_settings(wildcards):
 
 
 def evaluation_settings(wildcards):
-    return planning.canonical(PLAN.evaluation_settings(wildcards.model, "structured"))
+    return planning.canonical(
+        PLAN.evaluation_settings(wildcards.model, wildcards.method, "structured")
+    )
 
 
 def speed_settings(wildcards):
@@ -71,62 +79,71 @@ def threads_of(wildcards):
     return PLAN.models[wildcards.model]["threads"]
 
 
-def memory_of(wildcards):
-    return PLAN.models[wildcards.model]["memory"]
+def memory_of(wildcards, attempt):
+    """More at each attempt, where a profile allows several."""
+    return planning.multiply(PLAN.models[wildcards.model]["memory"], attempt)
 
 
-def runtime_of(wildcards):
-    return PLAN.models[wildcards.model]["runtime"]
+def runtime_of(wildcards, attempt):
+    """As memory: a job that ran out of time resumes and gets more of it."""
+    return planning.multiply(PLAN.models[wildcards.model]["runtime"], attempt)
 
 
 def gpus_of(wildcards):
     return PLAN.models[wildcards.model]["gpu"]
 
 
-def cell_files(pattern, trained_only=False):
-    """A path for every selected cell."""
+def fetch_priority(wildcards):
+    """Gated models first: a missing permission shows before hours of downloads."""
+    return 100 if "gate_page" in PLAN.models[wildcards.model] else 0
+
+
+def cell_files(pattern, **selection):
+    """A path for every selected cell, or for those of some models or methods."""
     return [
         pattern.format(model=model, method=method, seed=seed)
-        for model, method, seed in PLAN.cells(trained_only)
+        for model, method, seed in PLAN.cells(**selection)
     ]
 
 
-def config_files():
-    """The configuration files in the order in which they are merged."""
-    return [os.path.relpath(path) for path in reversed(workflow.configfiles)]
+def snakemake_arguments():
+    """What a rule that calls snakemake itself passes on, so that it plans the same."""
+    snakefile = os.path.relpath(os.path.join(workflow.basedir, "Snakefile"))
+    # The Snakefile names the first configuration file itself.
+    extra = [os.path.relpath(path) for path in workflow.overwrite_configfiles]
+    return ["--snakefile", snakefile, *(["--configfile", *extra] if extra else [])]
+
+
+def gallery_cells(wildcards):
+    """The cells of a model with the first seed that has one for the method."""
+    first = {}
+    for model, method, seed in PLAN.cells(models=[wildcards.model]):
+        first.setdefault(method, (model, method, seed))
+    return list(first.values())
 
 
 def gallery_samples(wildcards):
-    """The samples of each selected method with the first seed."""
-    pattern = "<results>/{model}/{method}/seed{seed}/structured/samples.parquet"
-    seed = PLAN.select["seeds"][0]
-    return [
-        pattern.format(model=wildcards.model, method=method, seed=seed)
-        for method in PLAN.select["methods"]
-    ]
+    """The samples of each selected method, one seed of it."""
+    pattern = "<results>/{}/{}/seed{}/structured/samples.parquet"
+    return [pattern.format(*cell) for cell in gallery_cells(wildcards)]
 
 
 def gallery_arguments(wildcards, input):
     return [
         f"--samples {method}={path}"
-        for method, path in zip(PLAN.select["methods"], input.samples)
+        for (_, method, _), path in zip(gallery_cells(wildcards), input.samples)
     ]
 
 
 def training_histories(wildcards):
     """The histories of each selected trained method and seed."""
-    pattern = "<results>/{model}/{method}/seed{seed}/history.jsonl"
-    return [
-        pattern.format(model=model, method=method, seed=seed)
-        for model, method, seed in PLAN.cells(trained_only=True)
-        if model == wildcards.model
-    ]
+    return cell_files(
+        "<results>/{model}/{method}/seed{seed}/history.jsonl",
+        trained_only=True,
+        models=[wildcards.model],
+    )
 
 
 def training_arguments(wildcards, input):
-    methods = [
-        method
-        for model, method, seed in PLAN.cells(trained_only=True)
-        if model == wildcards.model
-    ]
-    return [f"--history {method}={path}" for method, path in zip(methods, input)]
+    cells = PLAN.cells(trained_only=True, models=[wildcards.model])
+    return [f"--history {method}={path}" for (_, method, _), path in zip(cells, input)]

@@ -2,11 +2,16 @@
 
 
 rule fetch_model:
-    """Download a base model from its address, verify it and store it as safetensors."""
+    """Download a base model from its address, verify it and store it as safetensors.
+
+    Runs where snakemake runs: on a cluster that is the node with internet.
+    """
     output:
         "<resources>/models/{model}/manifest.json",
     log:
         "<logs>/fetch_model/{model}.log",
+    priority: fetch_priority
+    localrule: True
     conda:
         "../../envs/calibration.yaml"
     resources:

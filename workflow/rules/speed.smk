@@ -19,13 +19,15 @@ rule compare_training:
         mem=memory_of,
         runtime=runtime_of,
     params:
+        launch=script("launch.py"),
         script=script("compare_training.py"),
         code=code("compare_training.py"),
         settings=speed_settings,
         seed=PLAN.select["seeds"][0],
         prompts=subpath(input.train, parent=True),
     shell:
-        "python {params.script:q} --model {input.model:q} --prompts-directory {params.prompts:q}"
+        "python {params.launch:q} --gpus {resources.gpu}"
+        " {params.script:q} --model {input.model:q} --prompts-directory {params.prompts:q}"
         " --settings {params.settings:q} --seed {params.seed} --threads {threads}"
         " --label {wildcards.model}/{wildcards.way} --output {output:q} 2>&1 | tee {log:q}"
 

@@ -24,13 +24,15 @@ rule sample_structured:
         mem=memory_of,
         runtime=runtime_of,
     params:
+        launch=script("launch.py"),
         script=script("sample_structured.py"),
         code=code("sample_structured.py"),
         settings=evaluation_settings,
         prompts=subpath(input.unseen, parent=True),
         directory=subpath(output.samples, parent=True),
     shell:
-        "python {params.script:q} --model {input.model:q} --adapter {input.adapter:q}"
+        "python {params.launch:q} --gpus {resources.gpu}"
+        " {params.script:q} --model {input.model:q} --adapter {input.adapter:q}"
         " --prompts-directory {params.prompts:q} --settings {params.settings:q}"
         " --seed {wildcards.seed} --threads {threads}"
         " --label {wildcards.model}/{wildcards.method}/seed{wildcards.seed}"

@@ -4,7 +4,8 @@
 rule collect_metrics:
     """All metrics of all cells as one tidy table."""
     input:
-        cell_files("<results>/{model}/{method}/seed{seed}/structured/metrics.json"),
+        metrics=cell_files(METRICS_OF_CELL),
+        schema=METRICS_SCHEMA,
     output:
         report(
             "<results>/tables/metrics.csv",
@@ -20,7 +21,8 @@ rule collect_metrics:
         script=script("collect_metrics.py"),
         code=code("collect_metrics.py"),
     shell:
-        "python {params.script:q} --output {output:q} {input:q} 2>&1 | tee {log:q}"
+        "python {params.script:q} --schema {input.schema:q} --output {output:q} {input.metrics:q}"
+        " 2>&1 | tee {log:q}"
 
 
 rule tabulate_structured:

@@ -1,4 +1,6 @@
-"""Collectors: `snakemake adapters`, for example, builds one stage of all selected cells."""
+"""Collectors: `snakemake adapters`, for example, builds one stage of all selected cells,
+`snakemake gemma-3-4b` all cells of a model and `snakemake soft` all cells of a method.
+"""
 
 
 rule prompts:
@@ -8,8 +10,8 @@ rule prompts:
     localrule: True
 
 
-rule models:
-    """Every selected base model; on a cluster, run this on the node that has internet."""
+rule fetch:
+    """All that comes from the network; on a cluster, run this on the node that has internet."""
     input:
         expand("<resources>/models/{model}/manifest.json", model=PLAN.select["models"]),
     localrule: True
@@ -35,8 +37,44 @@ rule samples:
 rule metrics:
     """The metrics of every selected cell."""
     input:
-        cell_files("<results>/{model}/{method}/seed{seed}/structured/metrics.json"),
+        cell_files(METRICS_OF_CELL),
     localrule: True
+
+
+for model in PLAN.models:
+
+    rule:
+        name:
+            model
+        input:
+            cell_files(METRICS_OF_CELL, models=[model]),
+        localrule: True
+
+
+for method in PLAN.methods:
+
+    rule:
+        name:
+            method
+        input:
+            cell_files(METRICS_OF_CELL, methods=[method]),
+        localrule: True
+
+
+rule cells:
+    """List the selected cells: done, missing, stale, or left out, and why."""
+    log:
+        "<logs>/list_cells.log",
+    localrule: True
+    conda:
+        "../../envs/calibration.yaml"
+    params:
+        script=script("list_cells.py"),
+        excluded=[planning.canonical(entry) for entry in PLAN.excluded()],
+        snakemake=snakemake_arguments(),
+    shell:
+        "python {params.script:q} --excluded {params.excluded:q}"
+        " --snakemake {params.snakemake:q} 2>&1 | tee {log:q}"
 
 
 rule tables:
@@ -88,11 +126,9 @@ rule write_report:
     conda:
         "../../envs/calibration.yaml"
     params:
-        snakefile=os.path.relpath(os.path.join(workflow.basedir, "Snakefile")),
-        config_files=config_files(),
+        snakemake=snakemake_arguments(),
     shell:
         # --nolock: the run that this job belongs to holds the lock, and a report only reads.
-        "snakemake --snakefile {params.snakefile:q} --configfile {params.config_files:q}"
-        " --report {output:q} --nolock > {log:q} 2>&1\n"
+        "snakemake {params.snakemake:q} --report {output:q} --nolock > {log:q} 2>&1\n"
         "cat {input.headline:q}\n"
         "echo 'The report: {output}'"

@@ -22,12 +22,14 @@ rule train_adapter:
         mem=memory_of,
         runtime=runtime_of,
     params:
+        launch=script("launch.py"),
         script=script("train_adapter.py"),
         code=code("train_adapter.py"),
         settings=training_settings,
         directory=subpath(output.history, parent=True),
     shell:
-        "python {params.script:q} --model {input.model:q} --prompts {input.prompts:q}"
+        "python {params.launch:q} --gpus {resources.gpu} --processes {resources.gpu}"
+        " {params.script:q} --model {input.model:q} --prompts {input.prompts:q}"
         " --settings {params.settings:q} --seed {wildcards.seed} --threads {threads}"
         " --label {wildcards.model}/{wildcards.method}/seed{wildcards.seed}"
         " --output-directory {params.directory:q} 2>&1 | tee {log:q}"

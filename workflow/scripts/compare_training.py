@@ -42,8 +42,10 @@ def main() -> None:
     folder = arguments.model.parent
     tokenizer = checkpoints.load_tokenizer(folder)
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    base = checkpoints.load_model(folder, dtype=settings["dtype"], device=device)
-    model = checkpoints.attach_new_adapter(base, settings["way"]["lora"], arguments.seed)
+    base = checkpoints.load_model(folder, settings["dtype"], device, settings.get("quantization"))
+    model = checkpoints.attach_new_adapter(
+        base, settings["way"]["lora"], arguments.seed, settings.get("lora_scope")
+    )
     lines = training_speed.run_way(
         model,
         tokenizer,

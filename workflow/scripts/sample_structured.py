@@ -54,8 +54,10 @@ def main() -> None:
         )
     ]
     tokenizer = checkpoints.load_tokenizer(folder)
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    model = checkpoints.load_model(folder, dtype=settings["dtype"], device=device)
+    # A model that needs several GPUs is spread over those of its job.
+    gpus = torch.cuda.device_count()
+    device = "cpu" if gpus == 0 else "cuda" if gpus == 1 else "auto"
+    model = checkpoints.load_model(folder, settings["dtype"], device, settings.get("quantization"))
     stop_ids = chat.stop_ids(tokenizer, model.generation_config, settings["chat"])
     if arguments.adapter is not None:
         model = checkpoints.load_adapter(
@@ -87,7 +89,7 @@ def main() -> None:
     run = provenance.provenance(
         model_directory=folder,
         adapter_directory=arguments.adapter and arguments.adapter.parent,
-        device=device,
+        device=f"cuda ({gpus})" if gpus > 1 else device,
         dtype=settings["dtype"],
         seed=arguments.seed,
         wall_time_seconds=time.perf_counter() - started,

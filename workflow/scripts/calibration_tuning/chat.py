@@ -15,7 +15,7 @@ _ANSWER = "4.25"
 """Stands for an answer when a conversation is rendered to see what follows answers."""
 
 
-def encode_prompt(tokenizer, text: str, settings: dict) -> list[int]:
+def encode_prompt(tokenizer, text: str, settings: dict, system: str | None = None) -> list[int]:
     """Token ids of a single user turn, up to where the answer starts.
 
     The chat template gives the ids itself: rendering it to text and tokenizing that adds a second
@@ -28,6 +28,9 @@ def encode_prompt(tokenizer, text: str, settings: dict) -> list[int]:
         What the user says.
     settings : dict
         The registry's `chat` block.
+    system : str or None
+        A system message before it. A plain template has no place for one, so there it comes first
+        in the text.
 
     Raises
     ------
@@ -35,9 +38,11 @@ def encode_prompt(tokenizer, text: str, settings: dict) -> list[int]:
         If the tokenizer has no chat template and the settings no template.
     """
     if "template" in settings:
+        text = text if system is None else f"{system}\n\n{text}"
         ids = tokenizer.encode(settings["template"].replace("{prompt}", text))
     else:
-        turns = [{"role": "user", "content": text}]
+        turns = [] if system is None else [{"role": "system", "content": system}]
+        turns.append({"role": "user", "content": text})
         ids = list(_render(tokenizer, turns, settings, add_generation_prompt=True, tokenize=True))
     prefix = settings.get("generation_prefix", "")
     return ids + tokenizer.encode(prefix, add_special_tokens=False)

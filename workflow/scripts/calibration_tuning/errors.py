@@ -14,6 +14,11 @@ class InputError(Exception):
     """A mistake in the input: names the file, the key and what was expected."""
 
 
+def remake(rule: str, path: object) -> str:
+    """What to call to make a damaged file again, for the end of a message."""
+    return f"make it again: snakemake --forcerun {rule} -- {path}"
+
+
 def run(main: Callable[[], None]) -> None:
     """Run a program's `main`; a user's mistake becomes one line on stderr and exit code 1."""
     try:

@@ -20,9 +20,9 @@ from calibration_tuning.evaluations.structured import valid_numbers
 from calibration_tuning.families import Distribution
 
 # The colours of Okabe and Ito: told apart by colour-blind readers, in grey and on paper.
-COLOURS = ("#D55E00", "#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+COLOURS = ("#D55E00", "#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 TARGET_COLOUR = "#C8C8C8"
-FIRST_METHODS = ("base", "soft", "hard", "soft-exact")
+FIRST_METHODS = ("base", "soft", "hard", "soft-exact", "string-seed")
 """Methods that have the same colour in every figure, whichever others are in it."""
 STYLE = {
     "font.size": 7,

@@ -20,8 +20,15 @@ import yaml
 from calibration_tuning.errors import InputError
 
 SPLITS = ("train", "unseen", "heldout")
+STAGES = (
+    *("all", "prompts", "fetch", "adapters", "samples", "metrics", "tables", "figures"),
+    *("report", "cells", "training_speed"),
+)
+"""Targets of the workflow; models and methods are targets too, so they need other names."""
 BYTES_PER_TEXT = 2_000
 """Memory of one canonical text in a prefix trie, measured on 16,384 texts with five decimals."""
+PROMPTING_KEYS = ("prompting", "max_new_tokens")
+"""What a method without training changes about sampling."""
 
 
 def load_yaml(path: str | Path) -> dict:
@@ -118,6 +125,12 @@ def canonical(settings: dict) -> str:
     return json.dumps(settings, sort_keys=True)
 
 
+def multiply(quantity: str, factor: int) -> str:
+    """A quantity with its unit, such as 6GB or 2h, several times over."""
+    number, unit = re.fullmatch(r"(\d+)(\w+)", quantity).groups()
+    return f"{int(number) * factor}{unit}"
+
+
 def one_of(names) -> str:
     """A wildcard constraint that allows these names only."""
     return "|".join(re.escape(name) for name in names)
@@ -133,6 +146,8 @@ class Plan:
         All entries by name, with their defaults filled in.
     select : dict
         Names of the models, methods and evaluations, and the seeds, that `all` runs.
+    exclude : list of dict
+        Cells that `all` leaves out: model, method, reason, and seed unless it means all of them.
     families_file : str
         The prompt grids.
     training_speed : dict
@@ -143,6 +158,7 @@ class Plan:
     methods: dict[str, dict]
     evaluations: dict[str, dict]
     select: dict[str, list]
+    exclude: list[dict]
     families_file: str
     training_speed: dict
 
@@ -150,42 +166,74 @@ class Plan:
         """Whether a method has an adapter."""
         return self.methods[method]["objective"] != "none"
 
-    def cells(self, trained_only: bool = False) -> list[tuple[str, str, int]]:
-        """The selected (model, method, seed) cells."""
-        methods = [m for m in self.select["methods"] if not trained_only or self.is_trained(m)]
-        return list(product(self.select["models"], methods, self.select["seeds"]))
+    def cells(
+        self,
+        trained_only: bool = False,
+        models: list[str] | None = None,
+        methods: list[str] | None = None,
+    ) -> list[tuple[str, str, int]]:
+        """The (model, method, seed) cells that are selected, or of these models or methods."""
+        models = models or self.select["models"]
+        methods = methods or self.select["methods"]
+        methods = [m for m in methods if not trained_only or self.is_trained(m)]
+        cells = product(models, methods, self.select["seeds"])
+        return [cell for cell in cells if self.exclusion(*cell) is None]
+
+    def exclusion(self, model: str, method: str, seed: int) -> str | None:
+        """Why a cell is left out, or None."""
+        for entry in self.exclude:
+            if (entry["model"], entry["method"]) == (model, method) and entry.get(
+                "seed", seed
+            ) == seed:
+                return entry["reason"]
+        return None
+
+    def excluded(self) -> list[tuple[str, str, int, str]]:
+        """The selected cells that are left out, each with the reason."""
+        cells = product(self.select["models"], self.select["methods"], self.select["seeds"])
+        return [(*cell, reason) for cell in cells if (reason := self.exclusion(*cell)) is not None]
 
     def source_settings(self, model: str) -> dict:
         """What the downloaded files of a model depend on."""
-        keys = ("source", "sha256", "license", "license_page")
-        return {key: self.models[model][key] for key in keys if key in self.models[model]}
+        return self._of_model(model, ("source", "sha256", "license", "license_page", "gate_page"))
 
     def training_settings(self, model: str, method: str) -> dict:
         """What an adapter depends on, beside prompts, base model and seed."""
         entry = self.models[model]
-        return self.methods[method] | {
-            "dtype": entry["dtype"],
-            "chat": entry.get("chat", {}),
-            "micro_batch": entry["micro_batch"],
-        }
+        return (
+            self.methods[method]
+            | entry.get("training", {})
+            | self._loading_settings(model)
+            | {"micro_batch": entry["micro_batch"]}
+            | self._of_model(model, ("lora_scope", "parallelism"))
+        )
 
-    def evaluation_settings(self, model: str, evaluation: str) -> dict:
+    def evaluation_settings(self, model: str, method: str, evaluation: str) -> dict:
         """What an evaluation's samples depend on, beside adapter, base model and seed."""
+        entry = self.methods[method]
+        prompting = {key: entry[key] for key in PROMPTING_KEYS if key in entry}
+        return self.evaluations[evaluation] | prompting | self._loading_settings(model)
+
+    def _loading_settings(self, model: str) -> dict:
+        """How a model is loaded and spoken to."""
         entry = self.models[model]
-        return self.evaluations[evaluation] | {
-            "dtype": entry["dtype"],
-            "chat": entry.get("chat", {}),
-        }
+        return {"dtype": entry["dtype"], "chat": entry.get("chat", {})} | self._of_model(
+            model, ("quantization",)
+        )
+
+    def _of_model(self, model: str, keys: tuple[str, ...]) -> dict:
+        """Those of some keys that a model's entry has."""
+        return {key: self.models[model][key] for key in keys if key in self.models[model]}
 
     def speed_settings(self, model: str, way: str) -> dict:
         """What a run of the comparison of ways to train depends on, beside base and prompts."""
-        entry = self.models[model]
         shared = {key: value for key, value in self.training_speed.items() if key != "ways"}
-        return shared | {
-            "way": self.training_speed["ways"][way],
-            "dtype": entry["dtype"],
-            "chat": entry.get("chat", {}),
-        }
+        return (
+            shared
+            | {"way": self.training_speed["ways"][way]}
+            | self._loading_settings(model)
+            | self._of_model(model, ("lora_scope",))
+        )
 
 
 def load_plan(config: dict, config_files: list, root: str | Path) -> Plan:
@@ -220,9 +268,17 @@ def load_plan(config: dict, config_files: list, root: str | Path) -> Plan:
     for kind, known in (("models", models), ("methods", methods)):
         for value in config["select"][kind]:
             check_exists(value, known, f"{name}: select.{kind}:")
+        for entry in config.get("exclude", []):
+            check_exists(entry[kind[:-1]], known, f"{name}: exclude: {kind[:-1]}")
+    _check_target_names(models, methods, config["models_file"])
     for method, entry in methods.items():
+        _check_prompting(entry, f"{name}: methods.{method}")
         if entry["objective"] != "none":
             _check_budget(entry, f"{name}: methods.{method}")
+            for slug, model in models.items():
+                if "training" in model:
+                    where = f"{config['models_file']}: models.{slug}.training with methods.{method}"
+                    _check_budget(entry | model["training"], where)
     for evaluation, entry in config["evaluations"].items():
         for key in ("max_bins", "divergence_max_bins"):
             _check_bins(entry, f"{name}: evaluations.{evaluation}", key)
@@ -235,9 +291,29 @@ def load_plan(config: dict, config_files: list, root: str | Path) -> Plan:
         methods,
         config["evaluations"],
         config["select"],
+        config.get("exclude", []),
         config["families_file"],
         speed | {"ways": ways},
     )
+
+
+def _check_target_names(models: dict, methods: dict, models_file: str) -> None:
+    """Refuse a model that is called like a method or a stage: each is a target by its name."""
+    for slug in models:
+        if slug in methods or slug in STAGES:
+            what = "method" if slug in methods else "stage"
+            raise InputError(
+                f"{models_file}: models.{slug}: this is the name of a {what} too; expected "
+                "another, since `snakemake NAME` builds what is called so"
+            )
+
+
+def _check_prompting(entry: dict, where: str) -> None:
+    """Refuse a system prompt beside training, or without room for what it asks for."""
+    if "prompting" in entry and entry["objective"] != "none":
+        raise InputError(f"{where}.prompting: expected objective none, since nothing is trained")
+    if ("prompting" in entry) != ("max_new_tokens" in entry):
+        raise InputError(f"{where}: expected both or neither of prompting and max_new_tokens")
 
 
 def _check_budget(settings: dict, where: str) -> None:

@@ -22,7 +22,7 @@ SUMMARY_METRICS = {
 }
 SPLIT_NAMES = {"unseen": "unseen parameters", "heldout": "held-out families"}
 # Methods and splits come in this order, then any others by name.
-FIRST_METHODS = ("base", "soft", "hard", "soft-exact")
+FIRST_METHODS = ("base", "soft", "hard", "soft-exact", "string-seed")
 MISSING = "-"
 
 

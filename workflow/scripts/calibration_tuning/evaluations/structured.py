@@ -16,7 +16,7 @@ import pandas as pd
 import pyarrow as pa
 
 from calibration_tuning import statistics
-from calibration_tuning.errors import InputError
+from calibration_tuning.errors import InputError, remake
 from calibration_tuning.families import Distribution
 
 SAMPLE_COLUMNS = ("split", "prompt_index", "text")
@@ -250,28 +250,32 @@ def read_samples(path: Path) -> pd.DataFrame:
     except (OSError, ValueError, pa.ArrowException) as error:
         reason = str(error).splitlines()[0]
         raise InputError(
-            f"{path}: expected Parquet with columns {', '.join(SAMPLE_COLUMNS)} ({reason})"
+            f"{path}: expected Parquet with columns {', '.join(SAMPLE_COLUMNS)} ({reason}); "
+            f"{remake('sample_structured', path)}"
         ) from error
     if samples.empty or samples.isna().any(axis=None):
-        raise InputError(f"{path}: expected samples without missing values")
+        raise InputError(
+            f"{path}: expected samples without missing values; {remake('sample_structured', path)}"
+        )
     return samples
 
 
 def read_divergences(path: Path) -> list[dict]:
     """The lines of a JSONL file of divergences; InputError naming a line that is no such."""
+    again = remake("sample_structured", path)
     try:
         lines = Path(path).read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{path}: cannot be read ({error})") from error
+        raise InputError(f"{path}: cannot be read ({error}); {again}") from error
     divergences = []
     for number, line in enumerate(lines, start=1):
         try:
             record = json.loads(line)
             missing = [key for key in DIVERGENCE_KEYS if key not in record]
         except (ValueError, TypeError) as error:
-            raise InputError(f"{path}, line {number}: expected a JSON object") from error
+            raise InputError(f"{path}, line {number}: expected a JSON object; {again}") from error
         if missing:
-            raise InputError(f"{path}, line {number}: expected the key {missing[0]}")
+            raise InputError(f"{path}, line {number}: expected the key {missing[0]}; {again}")
         divergences.append(record)
     return divergences
 

@@ -14,13 +14,15 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from calibration_tuning import chat, files
+from calibration_tuning import chat, files, prompting
 from calibration_tuning.divergences import Divergence, divergence
 from calibration_tuning.families import Distribution
 from calibration_tuning.sampling import Sample, sample_completions
 from calibration_tuning.trie import CdfTrie, PrefixTrie, build_trie
 
 _NUMBER_SO_FAR = re.compile(r"\s*[+-]?[0-9]*(\.[0-9]*)?([eE][+-]?[0-9]*)?\s*")
+
+NO_DIVERGENCE = dict.fromkeys((*Divergence._fields, "space_mass_standard_error"))
 
 SAMPLES_SCHEMA = pa.schema(
     [
@@ -48,15 +50,21 @@ def evaluate_prompt(
     ----------
     prompt : record with family, params and prompt
     settings : evaluation settings: samples, max_new_tokens, max_rows, decimals,
-        divergence_max_bins, exact_prefixes, sampled_paths, chat
+        divergence_max_bins, exact_prefixes, sampled_paths, chat; prompting, for a method that
+        asks with a system prompt
     stop_ids : tokens that end an answer
     seed : random stream of this prompt
 
     Returns
     -------
-    dict with "samples" (list of [text, token ids, finished]) and "divergence"
+    dict with "samples" (list of [text, token ids, finished]) and "divergence". After a system
+    prompt the text is the answer, of all that was sampled, and there is no divergence: the
+    answer's probability is a sum over every way to get there.
     """
     chat_settings = settings["chat"]
+    if "prompting" in settings:
+        samples = sample_answers(model, tokenizer, prompt, settings, stop_ids, seed)
+        return {"samples": samples, "divergence": NO_DIVERGENCE}
     prompt_ids = chat.encode_prompt(tokenizer, prompt["prompt"], chat_settings)
     samples = sample_completions(
         model,
@@ -88,6 +96,32 @@ def evaluate_prompt(
         "samples": [[sample.text, list(sample.token_ids), sample.finished] for sample in samples],
         "divergence": with_mass(found, samples, trie),
     }
+
+
+def sample_answers(
+    model, tokenizer, prompt: dict, settings: dict, stop_ids: frozenset[int], seed: list[int]
+) -> list[list]:
+    """Answers of a method that asks with a system prompt: [answer, token ids, finished]."""
+    samples = sample_completions(
+        model,
+        tokenizer,
+        chat.encode_prompt(
+            tokenizer,
+            prompt["prompt"],
+            settings["chat"],
+            system=prompting.SYSTEM_PROMPTS[settings["prompting"]],
+        ),
+        settings["samples"],
+        stop_ids=stop_ids,
+        max_new_tokens=settings["max_new_tokens"],
+        max_rows=settings["max_rows"],
+        seed=[*seed, 0],
+        stop_strings=[prompting.STOP_STRING],
+    )
+    return [
+        [prompting.extract_answer(sample.text), list(sample.token_ids), sample.finished]
+        for sample in samples
+    ]
 
 
 def with_mass(found: Divergence, samples: Sequence[Sample], trie: PrefixTrie | CdfTrie) -> dict:
@@ -151,7 +185,8 @@ def write_cell(
             "prompt_index": index,
             "family": prompt["family"],
             "params": prompt["params"],
-            "exact": part["divergence"]["paths"] is None,
+            "exact": part["divergence"]["prefixes"] is not None
+            and part["divergence"]["paths"] is None,
             **part["divergence"],
         }
         for split, index, prompt, part in results

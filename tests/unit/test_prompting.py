@@ -1,0 +1,98 @@
+"""Methods without training: the system prompt, the answer between tags, what is measured of it."""
+
+import json
+
+import pytest
+
+from calibration_tuning import chat, prompting
+from calibration_tuning.evaluations import structured, structured_sampling
+from calibration_tuning.families import Distribution
+from calibration_tuning.sampling import Sample
+from tiny_models import ARCHITECTURES, build_model, build_tokenizer
+
+PROMPT = Distribution("gaussian", {"mu": 0.0, "sigma": 1.0})
+RECORD = {"family": PROMPT.family, "params": PROMPT.params, "prompt": PROMPT.prompt}
+SETTINGS = {
+    "samples": 3,
+    "max_new_tokens": 5,
+    "max_rows": 8,
+    "decimals": 1,
+    "chat": {},
+    "prompting": "string_seed",
+}
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        ("<random_string>ab</random_string><answer> -3.25 </answer>", "-3.25"),
+        ("<answer>1</answer> no, <answer>2</answer>", "2"),
+        ("<answer>\n4\n</answer> and more", "4"),
+        ("<thinking>an <answer> is asked for</thinking>", ""),
+        ("<answer>3", ""),  # cut before its end
+        ("7", ""),
+        ("", ""),
+    ],
+)
+def test_the_last_whole_answer_counts(text, answer):
+    assert prompting.extract_answer(text) == answer
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_the_system_prompt_comes_before_the_user(architecture):
+    tokenizer = build_tokenizer(architecture)
+    ids = chat.encode_prompt(tokenizer, "draw", {}, system="be random")
+    text = tokenizer.decode(ids)
+    assert text == "<bos><start>system\nbe random<end>\n<start>user\ndraw<end>\n<start>assistant\n"
+    plain = chat.encode_prompt(tokenizer, "draw", {"template": "{prompt}\n"}, system="be random")
+    assert tokenizer.decode(plain) == "be random\n\ndraw\n"
+
+
+def test_every_prompting_of_the_schema_has_a_system_prompt():
+    from calibration_tuning.planning import load_yaml
+    from repository import ROOT
+
+    schema = load_yaml(ROOT / "workflow/schemas/config.schema.yaml")
+    known = schema["properties"]["methods"]["additionalProperties"]["properties"]["prompting"]
+    assert set(known["enum"]) == set(prompting.SYSTEM_PROMPTS)
+
+
+def test_a_prompted_cell_has_samples_and_no_divergence(tmp_path, monkeypatch):
+    """Answers are scored as any other samples; a divergence of answers is not known."""
+    model, tokenizer = build_model("llama"), build_tokenizer("llama")
+    seen = {}
+
+    def sampled(model, tokenizer, prompt_ids, n, **options):
+        seen.update(options, prompt=tokenizer.decode(prompt_ids))
+        texts = ["<answer>0.5</answer>", "<answer>none</answer>", "0.5"]
+        return [Sample((9, 3), text, True) for text in texts[:n]]
+
+    monkeypatch.setattr(structured_sampling, "sample_completions", sampled)
+    part = structured_sampling.evaluate_prompt(
+        model, tokenizer, RECORD, SETTINGS, frozenset({3}), [1]
+    )
+    assert "<answer>" in seen["prompt"].split("<start>user")[0]
+    assert seen["stop_strings"] == ["</answer>"]
+    assert [sample[0] for sample in part["samples"]] == ["0.5", "none", ""]
+    paths = tmp_path / "samples.parquet", tmp_path / "divergences.jsonl"
+    structured_sampling.write_cell([("unseen", 0, RECORD, json.loads(json.dumps(part)))], *paths)
+    values = structured.score_cell(
+        structured.read_samples(paths[0]),
+        structured.read_divergences(paths[1]),
+        {"unseen": [RECORD]},
+        decimals=1,
+        max_bins=101,
+        seed=0,
+    )
+    metrics = values["splits"]["unseen"]["metrics"]
+    assert metrics["valid_rate"]["mean"] == pytest.approx(1 / 3)
+    assert metrics["sequence_kl"] == {"mean": None, "low": None, "high": None, "n": 0}
+
+
+def test_a_prompted_sample_of_a_real_model(tmp_path):
+    model, tokenizer = build_model("qwen3"), build_tokenizer("qwen3")
+    part = structured_sampling.evaluate_prompt(
+        model, tokenizer, RECORD, SETTINGS, frozenset({3}), [1]
+    )
+    assert len(part["samples"]) == SETTINGS["samples"]
+    assert all(text == "" and 1 <= len(ids) <= 5 for text, ids, _ in part["samples"])
