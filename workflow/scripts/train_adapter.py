@@ -15,7 +15,16 @@ from pathlib import Path
 
 import torch
 
-from calibration_tuning import allocator, chat, checkpoints, errors, files, prompts, training
+from calibration_tuning import (
+    allocator,
+    chat,
+    checkpoints,
+    devices,
+    errors,
+    files,
+    prompts,
+    training,
+)
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -36,6 +45,7 @@ def work_folder(arguments: argparse.Namespace) -> Path:
         {
             "settings": arguments.settings,
             "seed": arguments.seed,
+            "processes": devices.process_count(),
             "prompts": files.sha256(arguments.prompts),
             "model": files.sha256(arguments.model),
         },
@@ -50,18 +60,39 @@ def work_folder(arguments: argparse.Namespace) -> Path:
     return work
 
 
+def load_base(arguments: argparse.Namespace, device: torch.device) -> torch.nn.Module:
+    """The base model on this process's device: whole, or its share where several divide it."""
+    settings, folder = arguments.settings, arguments.model.parent
+    sharded = devices.process_count() > 1 and settings.get("parallelism") == "sharded"
+    model = checkpoints.load_model(
+        folder, dtype=settings["dtype"], device="cpu" if sharded else str(device)
+    )
+    if sharded:
+        devices.shard(model, device)
+    return model
+
+
+def save(arguments: argparse.Namespace, model: torch.nn.Module, history: list[dict]) -> None:
+    """Write the adapter, then the history."""
+    folder = arguments.output_directory
+    revision = files.read_json(arguments.model)["revision"]
+    checkpoints.save_adapter(model, folder / "adapter", revision)
+    files.write_atomic(folder / "history.jsonl", files.to_jsonl(history))
+
+
 def main() -> None:
     arguments = parse_arguments()
     settings, seed = arguments.settings, arguments.seed
-    torch.set_num_threads(arguments.threads)
+    device = devices.join()
+    torch.set_num_threads(max(1, arguments.threads // devices.process_count()))
     allocator.keep_freed_memory()
     folder = arguments.model.parent
     records = prompts.read_prompts(arguments.prompts)
     visits = training.plan_visits([record["family"] for record in records], settings, seed)
+    training.split_step(settings, devices.process_count())  # a mistake shows before the loading
     tokenizer = checkpoints.load_tokenizer(folder)
     end_id = chat.end_of_turn_id(tokenizer, settings["chat"])
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    base = checkpoints.load_model(folder, dtype=settings["dtype"], device=device)
+    base = load_base(arguments, device)
     model = checkpoints.attach_new_adapter(base, settings["lora"], seed)
     dataset = training.VisitDataset(
         records,
@@ -72,15 +103,14 @@ def main() -> None:
         end_id=end_id,
         seed=seed,
     )
-    work = work_folder(arguments)
+    work = devices.found_by_first(lambda: work_folder(arguments))
     history = training.train(
         model, dataset, settings, settings["micro_batch"], seed, work, arguments.label
     )
-    checkpoints.save_adapter(
-        model, arguments.output_directory / "adapter", files.read_json(arguments.model)["revision"]
-    )
-    files.write_atomic(arguments.output_directory / "history.jsonl", files.to_jsonl(history))
-    shutil.rmtree(work)
+    if devices.rank() == 0:
+        save(arguments, model, history)
+        shutil.rmtree(work)
+    devices.leave()
 
 
 if __name__ == "__main__":

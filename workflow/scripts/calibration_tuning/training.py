@@ -19,6 +19,7 @@ from torch.utils.data import Dataset
 from tqdm import tqdm
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
+from calibration_tuning import devices
 from calibration_tuning.errors import InputError
 from calibration_tuning.families import Distribution
 from calibration_tuning.lora_dropout import use_bit_dropout
@@ -31,7 +32,7 @@ DATA_WORKERS = 2 if torch.cuda.is_available() else 0
 """Processes that draw values, look up targets and pack while the accelerator computes. A CPU has
 no core to spare: the milliseconds of a step's data are less than what a second process costs."""
 
-ORDER_STREAM, VALUE_STREAM = 0, 1
+ORDER_STREAM, VALUE_STREAM, DROPOUT_STREAM = 0, 1, 2
 """Keys that keep the random streams of one seed apart."""
 
 
@@ -154,8 +155,16 @@ class CalibrationTrainer(Trainer):
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
         """Loss of one packed micro-batch, nats per token."""
+        if not hasattr(model, "config"):  # with several processes it comes wrapped
+            model.config = self.model.config
         loss = packed_batch_loss(model, inputs)
         return (loss, {}) if return_outputs else loss
+
+    def _save_rng_state(self, output_dir):
+        # Every process writes a file of its own; the one that makes a checkpoint whole comes after
+        # all of them.
+        super()._save_rng_state(output_dir)
+        devices.wait_for_all()
 
 
 class Progress(TrainerCallback):
@@ -207,16 +216,36 @@ def last_whole_checkpoint(folder: Path) -> Path | None:
     return None
 
 
+def split_step(settings: dict, processes: int) -> int:
+    """Prompts of a step that each process takes, so that all together take the method's batch.
+
+    Raises
+    ------
+    InputError
+        If the processes cannot share a step's prompts equally: means would be other means.
+    """
+    prompts_per_step = settings["batch"] // settings["packing"]
+    if prompts_per_step % processes:
+        raise InputError(
+            f"batch {settings['batch']} with packing {settings['packing']} makes "
+            f"{prompts_per_step} prompts a step, which {processes} processes cannot share equally; "
+            f"expected a batch that is a multiple of {settings['packing'] * processes}, or another "
+            f"number of GPUs"
+        )
+    return prompts_per_step // processes
+
+
 def training_arguments(
-    settings: dict, steps: int, prompts_per_step: int, micro_batch: int, seed: int, work: Path
+    settings: dict, steps: int, micro_batch: int, seed: int, work: Path
 ) -> TrainingArguments:
     """The Trainer's arguments for a method (Paper A: AdamW, cosine, warm-up)."""
-    micro_batch = math.gcd(micro_batch, prompts_per_step)
+    prompts = split_step(settings, devices.process_count())
+    micro_batch = math.gcd(micro_batch, prompts)
     return TrainingArguments(
         output_dir=str(work),
         max_steps=steps,
         per_device_train_batch_size=micro_batch,
-        gradient_accumulation_steps=prompts_per_step // micro_batch,
+        gradient_accumulation_steps=prompts // micro_batch,
         learning_rate=settings["learning_rate"],
         weight_decay=settings["weight_decay"],
         lr_scheduler_type="cosine",
@@ -235,6 +264,7 @@ def training_arguments(
         remove_unused_columns=False,
         dataloader_num_workers=DATA_WORKERS,
         dataloader_pin_memory=torch.cuda.is_available(),
+        ddp_find_unused_parameters=False,
         disable_tqdm=True,
         report_to=[],
     )
@@ -251,12 +281,17 @@ def train(
 ) -> list[dict]:
     """Train the adapter of a PEFT model in place, resuming from `work` where a run was cut.
 
+    Several processes that have joined (`devices.join`) share each step's prompts: the same batch,
+    losses and adapter as one process, to rounding without dropout. Cut and resumed, the same
+    number of processes gives the same bytes.
+
     Parameters
     ----------
     model : PEFT model with a fresh adapter
     dataset : VisitDataset
     settings : method settings (batch, packing, learning_rate, weight_decay, warmup,
-        checkpoint_steps) and the dtype of the base
+        checkpoint_steps), the dtype of the base and, for several processes, parallelism (data
+        without it)
     micro_batch : int
         Prompts in one forward pass; lowered to a divisor of the prompts of a step.
     seed : int
@@ -274,22 +309,33 @@ def train(
     Raises
     ------
     InputError
-        If the loss is not finite.
+        If the loss is not finite, the processes cannot share a step, or the base is not sharded
+        and should be.
     """
-    prompts_per_step = settings["batch"] // settings["packing"]
-    steps = len(dataset) // prompts_per_step
+    steps = len(dataset) // (settings["batch"] // settings["packing"])
+    sharded = devices.process_count() > 1 and settings.get("parallelism") == "sharded"
+    if sharded:
+        devices.check_sharded(model)
     if not torch.cuda.is_available():
         use_bit_dropout(model)
-    arguments = training_arguments(settings, steps, prompts_per_step, micro_batch, seed, work)
+    arguments = training_arguments(settings, steps, micro_batch, seed, work)
+    # The Trainer refuses to save an optimizer of sharded weights. Ours has the adapter's only.
+    arguments.save_only_model = sharded
     trainer = CalibrationTrainer(
         model=model, args=arguments, data_collator=collate, train_dataset=dataset
     )
+    arguments.save_only_model = False
     for callback in list(trainer.callback_handler.callbacks):
         if type(callback).__name__ == "PrinterCallback":
             trainer.remove_callback(callback)
-    trainer.add_callback(Progress(label))
-    checkpoint = last_whole_checkpoint(work)
-    if checkpoint is not None:
+    if devices.rank() == 0:
+        trainer.add_callback(Progress(label))
+    else:
+        # The Trainer gave all processes the same seed; each drops elements of its own out.
+        rng = np.random.default_rng([seed, DROPOUT_STREAM, devices.rank()])
+        torch.manual_seed(int(rng.integers(2**63)))
+    checkpoint = devices.found_by_first(lambda: last_whole_checkpoint(work))
+    if checkpoint is not None and devices.rank() == 0:
         print(f"resuming from {checkpoint}", file=sys.stderr)
     trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     history = [entry for entry in trainer.state.log_history if "loss" in entry]
