@@ -171,11 +171,13 @@ def wait(started: list[tuple]) -> int:
     """
     deadline = float("inf")
     failed = None
-    while any(process.poll() is None for process, _ in started) and time.monotonic() < deadline:
+    while None in (codes := [process.poll() for process, _ in started]):
+        if failed is None and any(codes):
+            failed = next(pair for pair, code in zip(started, codes, strict=True) if code)
+            deadline = time.monotonic() + SECONDS_TO_FAIL
+        if time.monotonic() > deadline:
+            break
         time.sleep(0.05)
-        if failed is None:
-            failed = next((pair for pair in started if pair[0].returncode), None)
-            deadline = time.monotonic() + SECONDS_TO_FAIL if failed else deadline
     failed = failed or next((pair for pair in started if pair[0].returncode), None)
     for process, _ in started:
         process.kill()
