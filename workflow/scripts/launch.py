@@ -42,6 +42,8 @@ def parse_arguments() -> argparse.Namespace:
     arguments = parser.parse_args()
     if not arguments.program:
         parser.error("expected a program to run")
+    if 0 < arguments.gpus < arguments.processes:
+        parser.error("expected a GPU for each process")
     return arguments
 
 

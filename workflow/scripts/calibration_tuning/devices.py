@@ -35,8 +35,8 @@ def join() -> torch.device:
     on_gpu = torch.cuda.is_available()
     if assigned and not on_gpu:
         raise InputError(
-            f"CUDA_VISIBLE_DEVICES is {assigned}, but this PyTorch ({torch.__version__}) can use no "
-            f"GPU; expected a CUDA build and a driver for it, or gpu: 0 for the model"
+            f"CUDA_VISIBLE_DEVICES is {assigned}, but PyTorch {torch.__version__} can use no GPU; "
+            f"expected a build for CUDA and a driver that fits, or gpu: 0 for the model"
         )
     if on_gpu and processes == 1 and torch.cuda.device_count() > 1:
         raise InputError(
