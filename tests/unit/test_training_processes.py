@@ -124,7 +124,10 @@ def test_a_killed_run_gives_the_same_adapter(inputs, uninterrupted, tmp_path, pa
     """Also: a sharded run gives the bytes of a data-parallel one."""
     settings = SETTINGS | {"parallelism": parallelism}
     process = train_in_two(inputs, settings, tmp_path)
-    while not list(tmp_path.glob("work-*/checkpoint-*/trainer_state.json")):
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline and not list(
+        tmp_path.glob("work-*/checkpoint-*/trainer_state.json")
+    ):
         assert process.poll() is None, process.stderr.read()
         time.sleep(0.01)
     process.kill()  # the launcher; the kernel kills the others
