@@ -1,6 +1,7 @@
 """Copies of the repository and real snakemake runs in them, for workflow and integration tests."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -39,6 +40,13 @@ def snakemake(*arguments: str, cwd: Path) -> subprocess.CompletedProcess:
         text=True,
         env=environment(),
     )
+
+
+def planned(output: str) -> dict[str, int]:
+    """Jobs by rule of a dry run."""
+    table = output.split("Job stats:")[1] if "Job stats:" in output else ""
+    found = re.findall(r"^([\w.-]+) +(\d+)$", table.split("total")[0], re.MULTILINE)
+    return {rule: int(count) for rule, count in found}
 
 
 def replace(path: Path, old: str, new: str) -> None:

@@ -10,9 +10,16 @@ from pathlib import Path
 
 import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast, set_seed
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    PreTrainedTokenizerFast,
+    set_seed,
+)
 
 ARCHITECTURES = ("qwen3", "gemma3", "llama", "gptoss")
+IMAGE_TEXT = "gemma3-image-text"
 GROUPED_DIGITS = ("llama", "gptoss")
 SPECIAL_TOKENS = ["<pad>", "<bos>", "<start>", "<end>", "<eos>"]
 CHAT_TEMPLATE = (
@@ -91,11 +98,38 @@ def build_model(architecture: str, seed: int = 0) -> torch.nn.Module:
     return model.eval()
 
 
+def build_image_text_model(seed: int = 0) -> torch.nn.Module:
+    """Gemma-3 with a vision tower, as from 4B on; its language model is that of `build_model`."""
+    set_seed(seed)
+    text = build_config("gemma3", len(build_tokenizer("gemma3"))).to_dict()
+    vision = {
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "image_size": 16,
+        "patch_size": 8,
+    }
+    config = AutoConfig.for_model(
+        "gemma3", text_config=text, vision_config=vision, mm_tokens_per_image=4
+    )
+    model = AutoModelForImageTextToText.from_config(config, dtype=torch.float32)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() >= 2:
+                parameter.normal_(0.0, 0.15)
+    return model.eval()
+
+
 def save_tiny(architecture: str, folder: Path | str, seed: int = 0) -> Path:
     """Save a model and its tokenizer as a local hub-like repository."""
     folder = Path(folder)
-    build_model(architecture, seed).save_pretrained(folder)
-    build_tokenizer(architecture).save_pretrained(folder)
+    if architecture == IMAGE_TEXT:
+        build_image_text_model(seed).save_pretrained(folder)
+        build_tokenizer("gemma3").save_pretrained(folder)
+    else:
+        build_model(architecture, seed).save_pretrained(folder)
+        build_tokenizer(architecture).save_pretrained(folder)
     return folder
 
 

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 from peft import AutoPeftModelForCausalLM
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, set_seed
+from transformers import AutoConfig, AutoModelForCausalLM, set_seed
 
 from calibration_tuning import checkpoints
 from calibration_tuning.errors import InputError
-from tiny_models import ARCHITECTURES, build_tokenizer, save_tiny
+from tiny_models import ARCHITECTURES, save_tiny
 
 LORA = {"rank": 4, "alpha": 8, "dropout": 0.0}
 IDS = torch.tensor([[1, 20, 30, 40, 50]])
@@ -105,26 +105,6 @@ def test_lora_is_on_the_four_attention_projections_of_every_layer(architecture, 
     model = checkpoints.attach_new_adapter(base, LORA, seed=1)
     names = {name.split(".lora_A")[0] for name, _ in model.named_parameters() if "lora_A" in name}
     assert len(names) == 4 * base.config.num_hidden_layers
-
-
-def test_lora_leaves_the_vision_tower_of_an_image_text_model(tmp_path):
-    shape = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
-    heads = {"num_attention_heads": 4}
-    text = shape | heads | {"vocab_size": 1200, "num_key_value_heads": 2, "head_dim": 8}
-    vision = shape | heads | {"image_size": 16, "patch_size": 8}
-    config = AutoConfig.for_model(
-        "gemma3", text_config=text, vision_config=vision, mm_tokens_per_image=4
-    )
-    source = tmp_path / "source"
-    AutoModelForImageTextToText.from_config(config).save_pretrained(source)
-    build_tokenizer("gemma3").save_pretrained(source)
-    checkpoints.fetch("it", {"source": f"path:{source}"}, tmp_path / "it", tmp_path)
-    model = checkpoints.load_model(tmp_path / "it", "float32", "cpu")
-    model = checkpoints.attach_new_adapter(model, LORA, seed=1)
-    names = {name.split(".lora_A")[0] for name, _ in model.named_parameters() if "lora_A" in name}
-    assert len(names) == 8
-    assert all("language_model" in name for name in names)
-    model(IDS).logits.sum().backward()
 
 
 def test_model_without_the_projections_is_refused():

@@ -11,7 +11,7 @@ import jsonschema
 import pytest
 import yaml
 
-from repository import ROOT, copy_repository, replace, snakemake
+from repository import ROOT, copy_repository, planned, replace, snakemake
 
 MODULES = """
     allocator arguments errors files output_space families packing number_tokens prefix_trie
@@ -19,13 +19,6 @@ MODULES = """
     objectives divergences plain training branch_cache sampling statistics evaluations
     training_speed tables figures provenance
 """
-
-
-def planned(output: str) -> dict[str, int]:
-    """Jobs by rule of a dry run."""
-    table = output.split("Job stats:")[1] if "Job stats:" in output else ""
-    found = re.findall(r"^(\w+) +(\d+)$", table.split("total")[0], re.MULTILINE)
-    return {rule: int(count) for rule, count in found}
 
 
 @pytest.fixture(scope="module")

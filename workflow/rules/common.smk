@@ -12,6 +12,7 @@ sys.path.insert(0, SCRIPTS)
 from calibration_tuning import errors, planning
 
 try:
+    planning.check_writable((".", "results", "resources", "logs", "benchmarks", ".snakemake"))
     PLAN = planning.load_plan(config, workflow.configfiles, workflow.basedir)
 except errors.InputError as error:
     sys.exit(f"error: {error}")

@@ -13,6 +13,7 @@ rule generate_prompts:
         heldout_selected="<results>/prompts/heldout_selected.jsonl",
     log:
         "<logs>/generate_prompts.log",
+    localrule: True
     conda:
         "../../envs/calibration.yaml"
     params:

@@ -57,6 +57,7 @@ rule summarise_training_speed:
         pdf="<results>/figures/training_speed/{model}.pdf",
     log:
         "<logs>/summarise_training_speed/{model}.log",
+    localrule: True
     conda:
         "../../envs/calibration.yaml"
     params:

@@ -15,6 +15,7 @@ rule collect_metrics:
         ),
     log:
         "<logs>/collect_metrics.log",
+    localrule: True
     conda:
         "../../envs/calibration.yaml"
     params:
@@ -42,6 +43,7 @@ rule tabulate_structured:
         ),
     log:
         "<logs>/tabulate_structured.log",
+    localrule: True
     conda:
         "../../envs/calibration.yaml"
     params:
@@ -69,6 +71,7 @@ rule plot_gallery:
         pdf="<results>/figures/gallery/{model}.pdf",
     log:
         "<logs>/plot_gallery/{model}.log",
+    localrule: True
     conda:
         "../../envs/calibration.yaml"
     params:
@@ -98,6 +101,7 @@ rule plot_training:
         pdf="<results>/figures/training/{model}.pdf",
     log:
         "<logs>/plot_training/{model}.log",
+    localrule: True
     conda:
         "../../envs/calibration.yaml"
     params:

@@ -65,7 +65,10 @@ def load_base(arguments: argparse.Namespace, device: torch.device) -> torch.nn.M
     settings, folder = arguments.settings, arguments.model.parent
     sharded = devices.process_count() > 1 and settings.get("parallelism") == "sharded"
     model = checkpoints.load_model(
-        folder, dtype=settings["dtype"], device="cpu" if sharded else str(device)
+        folder,
+        settings["dtype"],
+        "cpu" if sharded else str(device),
+        settings.get("quantization"),
     )
     if sharded:
         devices.shard(model, device)
@@ -93,7 +96,7 @@ def main() -> None:
     tokenizer = checkpoints.load_tokenizer(folder)
     end_id = chat.end_of_turn_id(tokenizer, settings["chat"])
     base = load_base(arguments, device)
-    model = checkpoints.attach_new_adapter(base, settings["lora"], seed)
+    model = checkpoints.attach_new_adapter(base, settings["lora"], seed, settings.get("lora_scope"))
     dataset = training.VisitDataset(
         records,
         visits,

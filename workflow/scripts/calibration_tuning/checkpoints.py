@@ -138,11 +138,7 @@ def convert_gguf(path: Path) -> None:
     except Exception as error:  # readers of four libraries, each with errors of its own
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         raise InputError(f"{path.name}: cannot be read as a GGUF model ({reason})") from None
-    model.hf_quantizer = None
-    model.is_quantized = False
-    for owner, mark in ((model, "quantization_method"), (model.config, "quantization_config")):
-        if hasattr(owner, mark):
-            delattr(owner, mark)
+    _forget_quantization(model)
     try:
         model.save_pretrained(path.parent)
     except SafetensorError as error:  # a full disk comes as one of these
@@ -182,7 +178,7 @@ def load_tokenizer(folder: Path):
     return AutoTokenizer.from_pretrained(folder, **OFFLINE)
 
 
-def load_model(folder: Path, dtype: str, device: str):
+def load_model(folder: Path, dtype: str, device: str, quantization: str | None = None):
     """A fetched base model in evaluation mode.
 
     Parameters
@@ -191,33 +187,73 @@ def load_model(folder: Path, dtype: str, device: str):
     dtype : str
         float32 or bfloat16.
     device : str
+        As torch names it; or "auto", which spreads the model over the job's GPUs, whole layers on
+        each (accelerate's device map).
+    quantization : str or None
+        Of the published weights, which is undone: mxfp4 (gpt-oss), since quantized weights can
+        neither be trained around nor compared with the other models.
 
     Raises
     ------
     InputError
-        If the folder is not a whole fetched model.
+        If the folder is not a whole fetched model, or its weights are quantized in another way.
     """
     import torch
     from safetensors import SafetensorError
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
+    from transformers import (
+        AutoConfig,
+        AutoModelForCausalLM,
+        AutoModelForImageTextToText,
+        Mxfp4Config,
+    )
 
     check_fetched(folder)
     config = AutoConfig.from_pretrained(folder, **OFFLINE)
     # Gemma-3 4B and larger are image-text models.
-    image_text = getattr(config, "vision_config", None) is not None
-    loader = AutoModelForImageTextToText if image_text else AutoModelForCausalLM
+    loader = AutoModelForImageTextToText if is_image_text(config) else AutoModelForCausalLM
+    options = {"dtype": getattr(torch, dtype), "use_safetensors": True} | OFFLINE
+    if device == "auto":
+        options["device_map"] = "auto"
+    if _check_quantization(folder, config, quantization):
+        options["quantization_config"] = Mxfp4Config(dequantize=True)
     try:
-        model = loader.from_pretrained(
-            folder, dtype=getattr(torch, dtype), use_safetensors=True, **OFFLINE
-        )
+        model = loader.from_pretrained(folder, **options)
     except SafetensorError as error:
         raise InputError(
             f"{folder}: a weight file is damaged ({error}); {_remedy(folder)}"
         ) from None
-    return model.to(device).eval()
+    if quantization is not None:
+        _forget_quantization(model)
+    return (model if device == "auto" else model.to(device)).eval()
 
 
-def lora_config(lora: dict, model):
+def is_image_text(config) -> bool:
+    """Whether a configuration is of an image-text model, which has two towers of projections."""
+    return getattr(config, "vision_config", None) is not None
+
+
+def _check_quantization(folder: Path, config, expected: str | None) -> bool:
+    """Whether weights are quantized; refuses a kind that the registry does not name."""
+    found = getattr(config, "quantization_config", None)
+    method = None if found is None else dict(found).get("quant_method")
+    if method != expected:
+        raise InputError(
+            f"{folder / 'config.json'}: the weights' quantization is {method or 'none'}, the "
+            f"registry says {expected or 'none'}; expected both the same (none or mxfp4)"
+        )
+    return method is not None
+
+
+def _forget_quantization(model) -> None:
+    """Remove the marks of weights that are quantized no more; with them a model can't be saved."""
+    model.hf_quantizer = None
+    model.is_quantized = False
+    for owner, mark in ((model, "quantization_method"), (model.config, "quantization_config")):
+        if hasattr(owner, mark):
+            delattr(owner, mark)
+
+
+def lora_config(lora: dict, model, scope: str | None = None):
     """PEFT's configuration for a method's LoRA settings.
 
     Parameters
@@ -225,7 +261,15 @@ def lora_config(lora: dict, model):
     lora : dict
         rank, alpha, dropout.
     model : base model
-        Its attention projections are adapted; those of a vision tower are not.
+        Its attention projections are adapted.
+    scope : str or None
+        A part of module paths, such as language_model, within which they are. An image-text model
+        needs one: its vision tower has projections of the same names.
+
+    Raises
+    ------
+    InputError
+        If there are no such projections, or an image-text model comes without a scope.
     """
     import torch
     from peft import LoraConfig
@@ -235,11 +279,18 @@ def lora_config(lora: dict, model):
         for name, module in model.named_modules()
         if isinstance(module, torch.nn.Linear)
         and name.split(".")[-1] in TARGET_MODULES
-        and "vision" not in name  # an image-text model's other tower has the same names
+        and (scope is None or scope in name.split("."))
     ]
-    if not names:
+    if scope is None and is_image_text(model.config):
         raise InputError(
-            f"{model.config.name_or_path}: no {', '.join(TARGET_MODULES)} projections to adapt"
+            f"{model.config.name_or_path}: an image-text model; expected a lora_scope such as "
+            "language_model in its registry entry"
+        )
+    if not names:
+        within = f" within {scope}" if scope else ""
+        raise InputError(
+            f"{model.config.name_or_path}: no {', '.join(TARGET_MODULES)} projections{within} to "
+            "adapt"
         )
     # One pattern instead of a list of hundreds: exactly these modules, whatever their layer.
     shapes = sorted({re.sub(r"(?<=\.)\d+(?=\.)", "#", name) for name in names})
@@ -253,16 +304,16 @@ def lora_config(lora: dict, model):
     )
 
 
-def attach_new_adapter(model, lora: dict, seed: int):
+def attach_new_adapter(model, lora: dict, seed: int, scope: str | None = None):
     """A PEFT model with a fresh adapter, drawn from the seed and kept in float32.
 
     bfloat16 weights would lose the small updates of AdamW, so the adapter of a bfloat16 base
-    stays float32.
+    stays float32. `scope` is that of `lora_config`.
     """
     from peft import get_peft_model
     from transformers import set_seed
 
-    config = lora_config(lora, model)
+    config = lora_config(lora, model, scope)
     set_seed(seed)
     return get_peft_model(model, config, autocast_adapter_dtype=True)
 

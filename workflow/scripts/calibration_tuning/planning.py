@@ -297,6 +297,22 @@ def load_plan(config: dict, config_files: list, root: str | Path) -> Plan:
     )
 
 
+def check_writable(folders: tuple[str, ...]) -> None:
+    """Refuse to start where results could not be written, before anything has run.
+
+    Raises
+    ------
+    InputError
+        Names the first folder that exists and takes no files.
+    """
+    for folder in folders:
+        if os.path.isdir(folder) and not os.access(folder, os.W_OK):
+            raise InputError(
+                f"{os.path.abspath(folder)}: cannot be written to; expected a folder of yours on a "
+                "file system that is not read-only; nothing already finished is lost"
+            )
+
+
 def _check_target_names(models: dict, methods: dict, models_file: str) -> None:
     """Refuse a model that is called like a method or a stage: each is a target by its name."""
     for slug in models:
