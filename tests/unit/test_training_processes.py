@@ -12,12 +12,18 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoModelForImageTextToText, Gemma3Config, set_seed
 
 import train_adapter
 from calibration_tuning import chat, checkpoints, devices, files, planning, prompts, training
 from calibration_tuning.errors import InputError
-from tiny_models import ARCHITECTURES, build_config, build_model, build_tokenizer, save_tiny
+from tiny_models import (
+    ARCHITECTURES,
+    IMAGE_TEXT,
+    build_image_text_model,
+    build_model,
+    build_tokenizer,
+    save_tiny,
+)
 
 ROOT = Path(__file__).parents[2]
 SCRIPTS = ROOT / "workflow" / "scripts"
@@ -156,16 +162,6 @@ def test_sharded_models_compute_what_whole_ones_do(tmp_path):
     assert message.count("is sharded and equal") == 2 * (len(ARCHITECTURES) + 1)
 
 
-def build_image_text_model() -> torch.nn.Module:
-    """A tiny Gemma-3 with a vision tower."""
-    vision = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
-    vision |= {"num_attention_heads": 4, "image_size": 28, "patch_size": 14}
-    text = build_config("gemma3", len(build_tokenizer("gemma3"))).to_dict()
-    config = Gemma3Config(text_config=text, vision_config=vision, mm_tokens_per_image=4)
-    set_seed(0)
-    return AutoModelForImageTextToText.from_config(config, dtype=torch.float32).eval()
-
-
 @cache
 def a_batch(architecture: str) -> dict[str, torch.Tensor]:
     tokenizer = build_tokenizer(architecture)
@@ -195,7 +191,8 @@ def loss_and_gradients(model, batch, dtype) -> tuple[torch.Tensor, dict[str, tor
 
 def compare_with_whole(architecture: str, dtype: torch.dtype, folder: Path) -> None:
     """Compare one model, sharded over this process and the other, with the same one whole."""
-    image_text = architecture == "gemma3-image-text"
+    image_text = architecture == IMAGE_TEXT
+    scope = "language_model" if image_text else None
     batch = a_batch("gemma3" if image_text else architecture)
     results = []
     for sharded in (False, True):
@@ -203,7 +200,7 @@ def compare_with_whole(architecture: str, dtype: torch.dtype, folder: Path) -> N
         base.to(dtype)
         if sharded:
             devices.shard(base, torch.device("cpu"))
-        model = checkpoints.attach_new_adapter(base, WITHOUT_DROPOUT["lora"], 11)
+        model = checkpoints.attach_new_adapter(base, WITHOUT_DROPOUT["lora"], 11, scope)
         loss, gradients = loss_and_gradients(model, batch, dtype)
         cell = folder / f"{architecture}-{dtype}-{sharded}"
         if devices.rank() == 0:
@@ -226,7 +223,7 @@ def main() -> None:
     """What each of the two processes of the last test runs."""
     devices.join()
     torch.set_num_threads(1)
-    for architecture in (*ARCHITECTURES, "gemma3-image-text"):
+    for architecture in (*ARCHITECTURES, IMAGE_TEXT):
         for dtype in (torch.float32, torch.bfloat16):
             compare_with_whole(architecture, dtype, Path(sys.argv[1]))
     devices.leave()
