@@ -5,7 +5,8 @@ import pytest
 from repository import copy_repository, snakemake
 from tiny_models import save_tiny
 
-GRID = ("--configfile", "config/smoke.yaml", "config/smoke_grid.yaml", "--cores", "2")
+CONFIGURATION = ("--configfile", "config/smoke.yaml", "config/smoke_grid.yaml")
+GRID = (*CONFIGURATION, "--cores", "2")
 
 
 @pytest.fixture(scope="session")

@@ -1,12 +1,15 @@
 """Remove the lock that a killed snakemake left, unless a run or one of its jobs is still alive.
 
 Snakemake locks its folder and cannot tell a killed run from a living one; `make run` calls this
-first, so that it goes on after any kill.
+first, so that it goes on after any kill. Call it yourself before `snakemake` where a run on a
+cluster was killed: it knows of jobs that are still in Slurm's queue.
 
 Example:
     python workflow/scripts/clear_stale_lock.py
 """
 
+import os
+import subprocess
 from pathlib import Path
 
 import psutil
@@ -14,6 +17,7 @@ import psutil
 from calibration_tuning import errors
 
 LOCKS = Path(".snakemake/locks")
+SLURM_LOGS = Path(".snakemake/slurm_logs")
 
 
 def running_here() -> list[int]:
@@ -28,8 +32,28 @@ def running_here() -> list[int]:
     return found
 
 
+def queued_here() -> list[str]:
+    """Slurm jobs, waiting or running, that an earlier run submitted from this folder."""
+    if not SLURM_LOGS.exists():  # no run here was on a cluster
+        return []
+    query = ["squeue", "--noheader", f"--user={os.getuid()}", "--format=%i %Z"]
+    result = subprocess.run(query, capture_output=True, text=True)
+    if result.returncode:
+        raise errors.InputError(
+            "whether jobs of an earlier run are still in the queue cannot be known, since squeue "
+            f"does not answer ({result.stderr.strip()}); call again when Slurm does"
+        )
+    jobs = [line.split(" ", 1) for line in result.stdout.splitlines()]
+    return [job for job, folder in jobs if folder == str(Path.cwd())]
+
+
 def main() -> None:
-    running = running_here()
+    running, queued = running_here(), queued_here()
+    if queued:
+        raise errors.InputError(
+            f"Slurm jobs of an earlier run are still at work in this folder; wait for them or "
+            f"cancel them, then call again: scancel {' '.join(queued)}"
+        )
     if running:
         raise errors.InputError(
             f"a run in this folder is still at work (process {', '.join(map(str, running))}); "

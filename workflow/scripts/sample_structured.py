@@ -68,6 +68,7 @@ def main() -> None:
     identity.append(arguments.adapter and files.sha256(arguments.adapter))
     digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:12]
     work = arguments.output_directory / f"work-{digest}"
+    lock = files.claim(work)
     results = []
     bar = tqdm(selected, desc=arguments.label, unit="prompt", file=sys.stderr, mininterval=5)
     for number, split, index, record in bar:
@@ -96,6 +97,7 @@ def main() -> None:
     )
     files.write_atomic(arguments.output_directory / "run.json", json.dumps(run, indent=1) + "\n")
     shutil.rmtree(work)
+    lock.release()
 
 
 if __name__ == "__main__":

@@ -107,12 +107,14 @@ def main() -> None:
         seed=seed,
     )
     work = devices.found_by_first(lambda: work_folder(arguments))
+    lock = files.claim(work) if devices.rank() == 0 else None
     history = training.train(
         model, dataset, settings, settings["micro_batch"], seed, work, arguments.label
     )
     if devices.rank() == 0:
         save(arguments, model, history)
         shutil.rmtree(work)
+        lock.release()
     devices.leave()
 
 

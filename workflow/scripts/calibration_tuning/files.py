@@ -6,7 +6,7 @@ import os
 import tempfile
 from pathlib import Path
 
-from filelock import FileLock
+from filelock import FileLock, Timeout
 
 from calibration_tuning.errors import InputError
 
@@ -45,6 +45,28 @@ def lock(path: Path) -> FileLock:
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     return FileLock(path.with_name(f".{path.name}.lock"))
+
+
+def claim(work: Path) -> FileLock:
+    """Hold a work folder until this process ends or lets the lock go.
+
+    A run whose snakemake was killed may have a job left on a cluster; a second one that writes
+    the same checkpoints beside it would spoil both.
+
+    Raises
+    ------
+    InputError
+        If another process holds it.
+    """
+    work.mkdir(parents=True, exist_ok=True)
+    held = FileLock(work / "lock")
+    try:
+        held.acquire(timeout=0)
+    except Timeout:
+        raise InputError(
+            f"{work}: another job is at work on this cell; wait for it or cancel it"
+        ) from None
+    return held
 
 
 def read_json(path: Path | str) -> dict:
