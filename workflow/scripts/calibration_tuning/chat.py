@@ -11,6 +11,14 @@ from functools import lru_cache
 
 from calibration_tuning.errors import InputError
 
+STOPPED_CLOCK = (
+    "{%- macro strftime_now(format) -%}"
+    "{%- if format == '%d %b %Y' -%}01 Jan 2025{%- else -%}2025-01-01{%- endif -%}"
+    "{%- endmacro -%}"
+)
+"""Before a template that tells the model today's date (Llama-3.2, gpt-oss), it makes that date a
+fixed one: a prompt must not change from one day to the next."""
+
 _ANSWER = "4.25"
 """Stands for an answer when a conversation is rendered to see what follows answers."""
 
@@ -56,7 +64,8 @@ def _render(tokenizer, turns: list[dict], settings: dict, **options) -> list[int
             "chat.template with {prompt} in the model's registry entry"
         )
     options |= {"return_dict": False} | settings.get("template_kwargs", {})
-    return tokenizer.apply_chat_template(turns, **options)
+    template = STOPPED_CLOCK + tokenizer.get_chat_template()
+    return tokenizer.apply_chat_template(turns, chat_template=template, **options)
 
 
 def end_of_turn_id(tokenizer, settings: dict) -> int:
