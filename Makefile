@@ -13,7 +13,7 @@ run: .venv/run.stamp
 	$(SNAKEMAKE)
 
 test: .venv/test.stamp lint
-	PATH="$(CURDIR)/.venv/bin:$$PATH" .venv/bin/python -m pytest
+	PATH="$(CURDIR)/.venv/bin:$$PATH" OMP_NUM_THREADS=1 .venv/bin/python -m pytest -n 2 --dist loadfile
 
 lint: .venv/test.stamp
 	.venv/bin/ruff check .

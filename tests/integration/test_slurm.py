@@ -207,8 +207,11 @@ def test_a_job_over_its_memory_gets_more(copy):
     asked = [re.search(r"mem=(\d+)M", seen_by_slurm(job)["TRES"])[1] for job in submitted(output)]
     states = [seen_by_slurm(job)["JobState"] for job in submitted(output)]
     assert asked[0] == "400"
-    assert states[0] == "OUT_OF_MEMORY"
-    assert "800" in asked
+    # Watched by sampling, as here, it is a failure whose log says why; with cgroups it is the other.
+    assert states[0] in ("FAILED", "OUT_OF_MEMORY")
+    assert "memory limit" in output
+    assert asked[1] == "800"
+    assert states[1] == "COMPLETED"
     assert adapter_bytes(copy) == adapter
     assert finished_files(copy) == before
 
@@ -226,15 +229,18 @@ def test_a_job_over_its_time_gets_more_and_resumes(copy):
 
 
 def test_a_dead_controller(copy, cluster):
-    """The job goes on; whatever this call makes of it, the next one after a restart finishes."""
+    """The job goes on, but the plugin loses sight of it and waits for ever: ended, called again."""
     before, adapter = finished_files(copy), adapter_bytes(copy)
     run, process, _ = start_and_hold(copy)
     slurm_cluster.kill(cluster, "slurmctld")
     process.send_signal(signal.SIGCONT)
-    time.sleep(10)
+    process.wait(60)
     slurm_cluster.start_controller(cluster)
-    output = run.communicate(timeout=300)[0]
-    print(run.returncode, output[-3000:])
+    try:
+        run.wait(15)
+    except subprocess.TimeoutExpired:
+        os.killpg(run.pid, signal.SIGINT)  # Ctrl-C
+        run.wait(60)
     again = snakemake(*RUN, METRICS, cwd=copy)
     assert again.returncode == 0, again.stdout
     assert adapter_bytes(copy) == adapter
