@@ -12,8 +12,9 @@ run: .venv/run.stamp
 	@.venv/bin/python workflow/scripts/clear_stale_lock.py
 	$(SNAKEMAKE)
 
+# Three workers on two cores, since one of them mostly waits for Slurm.
 test: .venv/test.stamp lint
-	PATH="$(CURDIR)/.venv/bin:$$PATH" OMP_NUM_THREADS=1 .venv/bin/python -m pytest -n 2 --dist loadfile
+	PATH="$(CURDIR)/.venv/bin:$$PATH" OMP_NUM_THREADS=1 .venv/bin/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 
 lint: .venv/test.stamp
 	.venv/bin/ruff check .

@@ -20,6 +20,7 @@ from repository import environment, replace, snakemake
 
 CELL = "results/tiny-qwen3/soft/seed11"
 METRICS = f"{CELL}/structured/metrics.json"
+ADAPTER = f"{CELL}/adapter/adapter_model.safetensors"
 
 
 @pytest.fixture
@@ -71,7 +72,7 @@ def make_again(message: str, folder: Path) -> subprocess.CompletedProcess:
 def start_training_again(folder: Path) -> tuple[subprocess.Popen, psutil.Process]:
     """A run that trains one cell anew, stopped where its first checkpoint is there."""
     shutil.rmtree(folder / CELL)
-    run = start(folder, *GRID, METRICS)
+    run = start(folder, *GRID, ADAPTER)
     pattern = f"{CELL}/work-*/checkpoint-*/trainer_state.json"
     wait_for(lambda: list(folder.glob(pattern)), run)
     jobs = [
@@ -92,7 +93,7 @@ def test_a_killed_job_is_resumed(copy):
     assert run.returncode != 0
     assert f"logs/train_adapter/{CELL.removeprefix('results/')}.log" in output
     assert not (copy / CELL / "adapter").exists()
-    again = snakemake(*GRID, METRICS, cwd=copy)
+    again = snakemake(*GRID, ADAPTER, cwd=copy)
     assert again.returncode == 0, again.stdout
     assert "resuming from" in again.stdout + again.stderr
     assert adapter_bytes(copy) == adapter
@@ -100,7 +101,7 @@ def test_a_killed_job_is_resumed(copy):
 
 
 def adapter_bytes(folder: Path) -> bytes:
-    return (folder / CELL / "adapter" / "adapter_model.safetensors").read_bytes()
+    return (folder / ADAPTER).read_bytes()
 
 
 def test_a_killed_snakemake_leaves_a_lock_and_its_work_is_resumed(copy):
@@ -108,12 +109,12 @@ def test_a_killed_snakemake_leaves_a_lock_and_its_work_is_resumed(copy):
     run, _ = start_training_again(copy)
     os.killpg(run.pid, signal.SIGKILL)
     run.wait()
-    locked = snakemake(*GRID, METRICS, cwd=copy)
+    locked = snakemake(*GRID, ADAPTER, cwd=copy)
     assert locked.returncode != 0
     assert "--unlock" in locked.stdout + locked.stderr
     clear = [sys.executable, "workflow/scripts/clear_stale_lock.py"]  # what `make run` calls
     assert subprocess.run(clear, cwd=copy).returncode == 0
-    again = snakemake(*GRID, METRICS, cwd=copy)
+    again = snakemake(*GRID, ADAPTER, cwd=copy)
     assert again.returncode == 0, again.stdout
     assert "resuming from" in again.stdout + again.stderr
     assert adapter_bytes(copy) == adapter
@@ -146,8 +147,7 @@ def damage(path: Path, how: str) -> None:
 @pytest.mark.parametrize(
     ("file", "how", "found_by"),
     [
-        (f"{CELL}/adapter/adapter_model.safetensors", "cut", METRICS),
-        (f"{CELL}/adapter/adapter_model.safetensors", "overwritten", METRICS),
+        (ADAPTER, "cut", METRICS),
         (f"{CELL}/structured/samples.parquet", "cut", METRICS),
         (f"{CELL}/structured/divergences.jsonl", "overwritten", METRICS),
         (METRICS, "cut", "results/tables/metrics.csv"),

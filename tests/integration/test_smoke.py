@@ -98,7 +98,7 @@ def test_a_killed_training_gives_the_same_adapter(run, plan, tmp_path):
             "--seed",
             "11",
             "--threads",
-            "2",
+            "1",
         ),
         *("--output-directory", tmp_path / "cell"),
     ]
@@ -148,7 +148,7 @@ def test_a_full_disk_is_one_line_and_loses_nothing(run, plan, small_disk):
         *("--prompts-directory", folder / "results/prompts"),
         *(
             "--settings",
-            planning.canonical(plan.evaluation_settings("tiny-qwen3", "structured")),
+            planning.canonical(plan.evaluation_settings("tiny-qwen3", "soft", "structured")),
             "--seed",
             "11",
         ),
