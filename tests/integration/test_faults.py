@@ -70,19 +70,18 @@ def make_again(message: str, folder: Path) -> subprocess.CompletedProcess:
 
 
 def start_training_again(folder: Path) -> tuple[subprocess.Popen, psutil.Process]:
-    """A run that trains one cell anew, stopped where its first checkpoint is there."""
+    """A run that trains one cell anew, and its job, held still at its first checkpoint."""
     shutil.rmtree(folder / CELL)
     run = start(folder, *GRID, ADAPTER)
     pattern = f"{CELL}/work-*/checkpoint-*/trainer_state.json"
     wait_for(lambda: list(folder.glob(pattern)), run)
-    jobs = [
+    (job,) = [
         process
         for process in psutil.Process(run.pid).children(recursive=True)
-        if any(part.endswith("train_adapter.py") for part in process.cmdline())
-        and "tee" not in process.name()
-        and "bash" not in process.name()
+        if "train_adapter.py" in " ".join(process.cmdline()[1:2])
     ]
-    return run, jobs[-1]
+    job.suspend()
+    return run, job
 
 
 def test_a_killed_job_is_resumed(copy):
@@ -106,9 +105,10 @@ def adapter_bytes(folder: Path) -> bytes:
 
 def test_a_killed_snakemake_leaves_a_lock_and_its_work_is_resumed(copy):
     before, adapter = finished_files(copy), adapter_bytes(copy)
-    run, _ = start_training_again(copy)
+    run, job = start_training_again(copy)
     os.killpg(run.pid, signal.SIGKILL)
     run.wait()
+    job.wait(30)
     locked = snakemake(*GRID, ADAPTER, cwd=copy)
     assert locked.returncode != 0
     assert "--unlock" in locked.stdout + locked.stderr
@@ -122,10 +122,11 @@ def test_a_killed_snakemake_leaves_a_lock_and_its_work_is_resumed(copy):
 
 
 def test_a_second_snakemake_at_once_is_refused_and_the_first_goes_on(copy):
-    run, _ = start_training_again(copy)
+    run, job = start_training_again(copy)
     second = snakemake(*GRID, METRICS, cwd=copy)
     clear = [sys.executable, "workflow/scripts/clear_stale_lock.py"]
     cleared = subprocess.run(clear, cwd=copy, capture_output=True, text=True)
+    job.resume()
     output = run.communicate(timeout=120)[0]
     assert run.returncode == 0, output
     assert second.returncode != 0

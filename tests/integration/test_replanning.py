@@ -63,7 +63,7 @@ def ask_for_more(folder: Path) -> None:
     edit_yaml(
         registry,
         lambda c: (
-            c["defaults"].update(memory="2GB", runtime="20m", threads=1)
+            c["defaults"].update(memory="2GB", runtime="20m", threads=2, gpu=1)
             or c["models"]["tiny-qwen3"].update(memory="3GB")
         ),
     )
@@ -72,7 +72,7 @@ def ask_for_more(folder: Path) -> None:
 @pytest.mark.parametrize(
     "change",
     [lambda folder: None, touch, add_comments, reorder, ask_for_more],
-    ids=["fresh clone", "touch", "comments", "order of keys", "memory and run time"],
+    ids=["fresh clone", "touch", "comments", "order of keys", "what jobs ask for"],
 )
 def test_nothing_is_planned(copy, change):
     change(copy)
