@@ -127,6 +127,15 @@ def test_excluded_cells_are_left_out_and_listed_with_their_reason(clone, tmp_pat
     assert missing in listed
 
 
+def test_a_model_without_trained_cells_has_no_training_curves(clone, tmp_path):
+    extra = tmp_path / "exclude.yaml"
+    cells = [{"model": "qwen3-4b", "method": m, "reason": "x"} for m in ("soft", "hard")]
+    extra.write_text(yaml.safe_dump({"exclude": cells}))
+    files = ("--configfile", "config/paper.yaml", str(extra))
+    jobs = planned(snakemake("-n", *files, cwd=clone).stdout)
+    assert (jobs["plot_gallery"], jobs["plot_training"]) == (12, 11)
+
+
 def test_gated_models_are_fetched_first(clone):
     """The order of a dry run is not that of execution, so the priorities are looked at."""
     registry = yaml.safe_load((ROOT / "config" / "models.yaml").read_text())["models"]
@@ -155,6 +164,7 @@ def test_gated_models_are_fetched_first(clone):
         ("config/models.yaml", "sha256: ", "sha256: x", "sha256"),
         ("config/models.yaml", "  gemma3-270m:", "  soft:", "this is the name of a method too"),
         ("config/models.yaml", "  gemma3-270m:", "  metrics:", "this is the name of a stage too"),
+        ("config/config.yaml", "  soft-exact:", "  cells:", "methods.cells: this is the name of a"),
         ("config/models.yaml", "mxfp4\n", "mxpf4\n", "did you mean mxfp4"),
         (
             "config/config.yaml",

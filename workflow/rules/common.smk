@@ -12,7 +12,9 @@ sys.path.insert(0, SCRIPTS)
 from calibration_tuning import errors, planning
 
 try:
-    planning.check_writable((".", "results", "resources", "logs", "benchmarks", ".snakemake"))
+    planning.check_writable(
+        (".", "results", "resources", "logs", "benchmarks", ".snakemake")
+    )
     PLAN = planning.load_plan(config, workflow.configfiles, workflow.basedir)
 except errors.InputError as error:
     sys.exit(f"error: {error}")
@@ -104,6 +106,20 @@ def cell_files(pattern, **selection):
     return [
         pattern.format(model=model, method=method, seed=seed)
         for model, method, seed in PLAN.cells(**selection)
+    ]
+
+
+def figure_files():
+    """The figures of every selected model: of all its cells, and of those that train."""
+    cells = {
+        "gallery": PLAN.cells(),
+        "training": PLAN.cells(trained_only=True),
+    }
+    return [
+        f"<results>/figures/{figure}/{model}.{form}"
+        for figure, of_figure in cells.items()
+        for model in dict.fromkeys(model for model, _, _ in of_figure)
+        for form in ("png", "pdf")
     ]
 
 

@@ -88,16 +88,7 @@ rule tables:
 rule figures:
     """All figures."""
     input:
-        expand(
-            "<results>/figures/{figure}/{model}.{form}",
-            figure=(
-                ["gallery", "training"]
-                if PLAN.cells(trained_only=True)
-                else ["gallery"]
-            ),
-            model=PLAN.select["models"],
-            form=["png", "pdf"],
-        ),
+        figure_files(),
     localrule: True
 
 

@@ -270,7 +270,7 @@ def load_plan(config: dict, config_files: list, root: str | Path) -> Plan:
             check_exists(value, known, f"{name}: select.{kind}:")
         for entry in config.get("exclude", []):
             check_exists(entry[kind[:-1]], known, f"{name}: exclude: {kind[:-1]}")
-    _check_target_names(models, methods, config["models_file"])
+    _check_target_names(models, methods, config["models_file"], name)
     for method, entry in methods.items():
         _check_prompting(entry, f"{name}: methods.{method}")
         if entry["objective"] != "none":
@@ -313,15 +313,17 @@ def check_writable(folders: tuple[str, ...]) -> None:
             )
 
 
-def _check_target_names(models: dict, methods: dict, models_file: str) -> None:
-    """Refuse a model that is called like a method or a stage: each is a target by its name."""
-    for slug in models:
-        if slug in methods or slug in STAGES:
-            what = "method" if slug in methods else "stage"
-            raise InputError(
-                f"{models_file}: models.{slug}: this is the name of a {what} too; expected "
-                "another, since `snakemake NAME` builds what is called so"
-            )
+def _check_target_names(models: dict, methods: dict, models_file: str, name: str) -> None:
+    """Refuse a name that two of stages, methods and models have: each is a target by its name."""
+    entries = [(slug, f"{models_file}: models.{slug}", {"method": methods}) for slug in models]
+    entries += [(method, f"{name}: methods.{method}", {}) for method in methods]
+    for entry, where, others in entries:
+        for what, taken in (others | {"stage": STAGES}).items():
+            if entry in taken:
+                raise InputError(
+                    f"{where}: this is the name of a {what} too; expected another, since "
+                    "`snakemake NAME` builds what is called so"
+                )
 
 
 def _check_prompting(entry: dict, where: str) -> None:
