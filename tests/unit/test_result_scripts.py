@@ -61,6 +61,19 @@ def test_scores_follow_the_schema(run, cell):
     assert (cell / "metrics.json").read_bytes() == first
 
 
+@pytest.mark.parametrize("content", ["", '{"cell": {', "[]", '{"cell": {}, "values": {}}', "\0\0"])
+def test_damaged_metrics_are_named_with_what_makes_them_again(run, cell, capsys, content):
+    path = cell / "structured" / "metrics.json"
+    files.write_atomic(path, content)
+    with pytest.raises(SystemExit) as stopped:
+        run(collect_metrics, f"{path} --schema {SCHEMA_FILE} --output metrics.csv")
+    message = str(stopped.value)
+    assert message.startswith(f"error: {path}: ")
+    assert message.endswith(f"make it again: snakemake --forcerun score_structured -- {path}")
+    assert "\n" not in message
+    assert not (cell / "metrics.csv").exists()
+
+
 def test_from_scores_to_tables(run, cell, capsys):
     for method in ("base", "soft"):
         run(score_structured, f"{SCORE} --method {method} --output {method}/metrics.json")
