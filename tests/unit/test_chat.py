@@ -30,6 +30,21 @@ def test_template_arguments_reach_the_template(tokenizer):
     assert tokenizer.decode(chat.encode_prompt(tokenizer, PROMPT, {})).endswith("assistant\n")
 
 
+@pytest.mark.parametrize("start", ["", "\n", "  {% if true %}\n{% endif %}", "{#- a note #}\n"])
+def test_only_the_clock_of_a_template_is_changed(tokenizer, start):
+    """What makes the date a fixed one stands before the template, and must add and take nothing."""
+    tokenizer.chat_template = start + tokenizer.chat_template
+    turns = [{"role": "user", "content": PROMPT}]
+    plain = tokenizer.apply_chat_template(turns, add_generation_prompt=True, return_dict=False)
+    assert chat.encode_prompt(tokenizer, PROMPT, {}) == plain
+    tokenizer.chat_template += (
+        "{% macro date() %}{{ strftime_now('%Y-%m-%d') if strftime_now is defined }}{% endmacro %}"
+        "{{ date() + ', ' + strftime_now('%d %b %Y') }}"
+    )
+    text = tokenizer.decode(chat.encode_prompt(tokenizer, PROMPT, {}))
+    assert text == tokenizer.decode(plain) + "2025-01-01, 01 Jan 2025"
+
+
 def test_generation_prefix_is_appended_with_its_special_tokens(tokenizer):
     ids = chat.encode_prompt(tokenizer, PROMPT, {"generation_prefix": "<start>final"})
     plain = chat.encode_prompt(tokenizer, PROMPT, {})

@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 import torch
 from peft import AutoPeftModelForCausalLM
+from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM, set_seed
 
 from calibration_tuning import checkpoints
 from calibration_tuning.errors import InputError
-from tiny_models import ARCHITECTURES, save_tiny
+from tiny_models import ARCHITECTURES, IMAGE_TEXT, save_tiny
 
 LORA = {"rank": 4, "alpha": 8, "dropout": 0.0}
 IDS = torch.tensor([[1, 20, 30, 40, 50]])
@@ -87,6 +88,8 @@ def test_saved_adapter_records_its_base_and_loads_with_peft_alone(llama, tmp_pat
     checkpoints.save_adapter(model, tmp_path / "adapter", revision)
     config = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
     assert (config["base_model_name_or_path"], config["revision"]) == (str(llama), revision)
+    # As a list it would be a set in PEFT, in another order in every process: other bytes.
+    assert isinstance(config["target_modules"], str)
     loaded = AutoPeftModelForCausalLM.from_pretrained(tmp_path / "adapter").eval()
     torch.testing.assert_close(loaded(IDS).logits, model(IDS).logits)
 
@@ -137,6 +140,19 @@ def test_damaged_weights_of_the_right_size_are_one_clear_line(tmp_path):
         checkpoints.load_model(folder, "float32", "cpu")
 
 
+@pytest.mark.parametrize("architecture", [*ARCHITECTURES, IMAGE_TEXT])
+def test_a_weight_that_is_in_no_file_is_missed(architecture, tmp_path):
+    """transformers would draw it at random and only warn."""
+    source = save_tiny(architecture, tmp_path / "source")
+    weights = load_file(source / "model.safetensors")
+    lost = max(name for name in weights if name.endswith("self_attn.k_proj.weight"))
+    del weights[lost]
+    save_file(weights, source / "model.safetensors", metadata={"format": "pt"})
+    checkpoints.fetch("tiny", {"source": f"path:{source}"}, tmp_path / "tiny", tmp_path / "d")
+    with pytest.raises(InputError, match=r"lack .*k_proj\.weight; .*forcerun fetch_model"):
+        checkpoints.load_model(tmp_path / "tiny", "float32", "cpu")
+
+
 @pytest.mark.parametrize(
     "damage", ["truncated", "missing", "config", "other weights", "other base"]
 )
@@ -153,8 +169,6 @@ def test_damaged_adapter_is_refused(damage, llama, tmp_path):
     elif damage == "config":
         (adapter / "adapter_config.json").write_text("{")
     elif damage == "other weights":
-        from safetensors.torch import save_file
-
         save_file({"something.lora_A.weight": torch.zeros(4, 32)}, weights)
     fresh = checkpoints.load_model(llama, "float32", "cpu")
     if damage == "other base":

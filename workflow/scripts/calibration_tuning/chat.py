@@ -14,10 +14,11 @@ from calibration_tuning.errors import InputError
 STOPPED_CLOCK = (
     "{%- macro strftime_now(format) -%}"
     "{%- if format == '%d %b %Y' -%}01 Jan 2025{%- else -%}2025-01-01{%- endif -%}"
-    "{%- endmacro -%}"
+    "{%- endmacro %}\n"
 )
 """Before a template that tells the model today's date (Llama-3.2, gpt-oss), it makes that date a
-fixed one: a prompt must not change from one day to the next."""
+fixed one: a prompt must not change from one day to the next. The template starts on a line of its
+own, where it is read as without this."""
 
 _ANSWER = "4.25"
 """Stands for an answer when a conversation is rendered to see what follows answers."""

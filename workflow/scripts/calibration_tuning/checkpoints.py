@@ -196,7 +196,8 @@ def load_model(folder: Path, dtype: str, device: str, quantization: str | None =
     Raises
     ------
     InputError
-        If the folder is not a whole fetched model, or its weights are quantized in another way.
+        If the folder is not a whole fetched model, its weights are quantized in another way, or
+        its files lack a weight of it.
     """
     import torch
     from safetensors import SafetensorError
@@ -217,11 +218,16 @@ def load_model(folder: Path, dtype: str, device: str, quantization: str | None =
     if _check_quantization(folder, config, quantization):
         options["quantization_config"] = Mxfp4Config(dequantize=True)
     try:
-        model = loader.from_pretrained(folder, **options)
+        model, loading = loader.from_pretrained(folder, output_loading_info=True, **options)
     except SafetensorError as error:
         raise InputError(
             f"{folder}: a weight file is damaged ({error}); {_remedy(folder)}"
         ) from None
+    # transformers only warns about weights that are in no file, and leaves them random.
+    if loading["missing_keys"]:
+        raise InputError(
+            f"{folder}: the weight files lack {min(loading['missing_keys'])}; {_remedy(folder)}"
+        )
     if quantization is not None:
         _forget_quantization(model)
     return (model if device == "auto" else model.to(device)).eval()
@@ -236,7 +242,7 @@ def _check_quantization(folder: Path, config, expected: str | None) -> bool:
     """Whether weights are quantized; refuses a kind that the registry does not name."""
     found = getattr(config, "quantization_config", None)
     method = None if found is None else dict(found).get("quant_method")
-    if method != expected:
+    if method != expected or method not in (None, "mxfp4"):
         raise InputError(
             f"{folder / 'config.json'}: the weights' quantization is {method or 'none'}, the "
             f"registry says {expected or 'none'}; expected both the same (none or mxfp4)"
