@@ -8,6 +8,9 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
+GRID_CONFIGURATION = ("--configfile", "config/smoke.yaml", "config/smoke_grid.yaml")
+GRID = (*GRID_CONFIGURATION, "--cores", "2")
+"""Arguments for the smoke grid here; the configuration alone goes through Slurm too."""
 
 
 def copy_repository(folder: Path) -> Path:

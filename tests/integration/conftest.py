@@ -3,11 +3,8 @@
 import pytest
 from filelock import FileLock
 
-from repository import copy_repository, snakemake
+from repository import GRID, copy_repository, snakemake
 from tiny_models import save_tiny
-
-CONFIGURATION = ("--configfile", "config/smoke.yaml", "config/smoke_grid.yaml")
-GRID = (*CONFIGURATION, "--cores", "2")
 
 
 @pytest.fixture(scope="session")

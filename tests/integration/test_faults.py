@@ -14,9 +14,8 @@ from pathlib import Path
 
 import psutil
 import pytest
-from conftest import GRID
 
-from repository import environment, replace, snakemake
+from repository import GRID, environment, replace, snakemake
 
 CELL = "results/tiny-qwen3/soft/seed11"
 METRICS = f"{CELL}/structured/metrics.json"

@@ -5,9 +5,8 @@ from pathlib import Path
 
 import pytest
 import yaml
-from conftest import GRID
 
-from repository import copy_repository, planned, replace, snakemake
+from repository import GRID, copy_repository, planned, replace, snakemake
 
 SUMMARIES = {"collect_metrics": 1, "tabulate_structured": 1, "write_report": 1, "all": 1}
 

@@ -18,11 +18,10 @@ from pathlib import Path
 import psutil
 import pytest
 import yaml
-from conftest import CONFIGURATION
 from test_faults import ADAPTER, CELL, adapter_bytes, finished_files, start, wait_for
 
 import slurm_cluster
-from repository import snakemake
+from repository import GRID_CONFIGURATION, snakemake
 
 SLURM = (
     *("--workflow-profile", "profiles/slurm"),
@@ -30,7 +29,7 @@ SLURM = (
     *("--slurm-status-command", "squeue", "--slurm-init-seconds-before-status-checks", "1"),
     *("--latency-wait", "5"),
 )
-RUN = (*CONFIGURATION, *SLURM)
+RUN = (*GRID_CONFIGURATION, *SLURM)
 
 
 @pytest.fixture(scope="module")
