@@ -48,7 +48,7 @@ class BranchLayer(DynamicLayer):
 
     def picked(self, rows: torch.Tensor) -> "BranchLayer":
         """A new layer that holds these rows, in this order, any of them several times."""
-        return self._filled(lambda full: full[rows])
+        return self._filled(lambda full: full[rows.to(full.device)])
 
     def unfolded(self, tokens: torch.Tensor) -> "BranchLayer":
         """A new layer whose rows are made of tokens of this one's only row.
@@ -57,7 +57,7 @@ class BranchLayer(DynamicLayer):
         ----------
         tokens : int64 tensor (rows, tokens)
         """
-        return self._filled(lambda full: full[0][:, tokens].transpose(0, 1))
+        return self._filled(lambda full: full[0][:, tokens.to(full.device)].transpose(0, 1))
 
     def _filled(self, take: Callable[[torch.Tensor], torch.Tensor]) -> "BranchLayer":
         layer = BranchLayer()
