@@ -10,8 +10,8 @@ builds it and what it needs:
     results/{model}/{method}/seed{seed}/{evaluation}/metrics.json       what that is worth
     results/tables/  results/figures/  results/report.html              over all cells
 
-Collector targets: prompts, models, adapters, samples, metrics, tables, figures (`snakemake
---list-target-rules`). Settings are in config/; what a rule does is in its docstring.
+Collector targets: prompts, fetch, adapters, samples, metrics, tables, figures; the name of a model
+or a method for its cells; cells for their states (`snakemake --list-target-rules`). Settings are in config/; what a rule does is in its docstring.
 """
 
 from snakemake.utils import min_version

@@ -9,6 +9,7 @@ Example:
 """
 
 import os
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -34,7 +35,8 @@ def running_here() -> list[int]:
 
 def queued_here() -> list[str]:
     """Slurm jobs, waiting or running, that an earlier run submitted from this folder."""
-    if not SLURM_LOGS.exists():  # no run here was on a cluster
+    # No run here was on a cluster, or the folder was brought here from one.
+    if not SLURM_LOGS.exists() or shutil.which("squeue") is None:
         return []
     query = ["squeue", "--noheader", f"--user={os.getuid()}", "--format=%i %Z"]
     result = subprocess.run(query, capture_output=True, text=True)

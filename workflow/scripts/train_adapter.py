@@ -63,7 +63,7 @@ def work_folder(arguments: argparse.Namespace) -> Path:
 def load_base(arguments: argparse.Namespace, device: torch.device) -> torch.nn.Module:
     """The base model on this process's device: whole, or its share where several divide it."""
     settings, folder = arguments.settings, arguments.model.parent
-    sharded = devices.process_count() > 1 and settings.get("parallelism") == "sharded"
+    sharded = devices.is_sharded(settings)
     model = checkpoints.load_model(
         folder,
         settings["dtype"],

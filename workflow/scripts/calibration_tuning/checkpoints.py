@@ -196,8 +196,8 @@ def load_model(folder: Path, dtype: str, device: str, quantization: str | None =
     Raises
     ------
     InputError
-        If the folder is not a whole fetched model, its weights are quantized in another way, or
-        its files lack a weight of it.
+        If the folder is not a whole fetched model, its weights are quantized in another way, its
+        files lack a weight of it, or it does not fit on the GPUs that it is spread over.
     """
     import torch
     from safetensors import SafetensorError
@@ -228,9 +228,21 @@ def load_model(folder: Path, dtype: str, device: str, quantization: str | None =
         raise InputError(
             f"{folder}: the weight files lack {min(loading['missing_keys'])}; {_remedy(folder)}"
         )
+    if device == "auto" and torch.cuda.is_available():
+        _check_spread(folder, model.hf_device_map)
     if quantization is not None:
         _forget_quantization(model)
     return (model if device == "auto" else model.to(device)).eval()
+
+
+def _check_spread(folder: Path, device_map: dict[str, int | str]) -> None:
+    """Refuse a model of which accelerate put a part beside the GPUs, which it does in silence."""
+    beside = [name for name, device in device_map.items() if device in ("cpu", "disk")]
+    if beside:
+        raise InputError(
+            f"{folder}: the GPUs of this job hold too little memory for {len(beside)} parts of "
+            f"the model ({beside[0]}, ...); expected more GPUs (gpu in its registry entry)"
+        )
 
 
 def is_image_text(config) -> bool:

@@ -76,6 +76,11 @@ def rank() -> int:
     return torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
 
 
+def is_sharded(settings: dict) -> bool:
+    """Whether the processes of this run divide one base model, by its settings' `parallelism`."""
+    return process_count() > 1 and settings.get("parallelism") == "sharded"
+
+
 def found_by_first(find: Callable[[], Path | None]) -> Path | None:
     """What process 0 finds, in all of them: `find` runs only there, and may change files."""
     if process_count() == 1:

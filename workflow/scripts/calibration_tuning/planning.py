@@ -20,10 +20,7 @@ import yaml
 from calibration_tuning.errors import InputError
 
 SPLITS = ("train", "unseen", "heldout")
-STAGES = (
-    *("all", "prompts", "fetch", "adapters", "samples", "metrics", "tables", "figures"),
-    *("report", "cells", "training_speed"),
-)
+STAGES = ("all", "prompts", "fetch", "adapters", "samples", "metrics", "tables", "figures", "cells")
 """Targets of the workflow; models and methods are targets too, so they need other names."""
 BYTES_PER_TEXT = 2_000
 """Memory of one canonical text in a prefix trie, measured on 16,384 texts with five decimals."""
@@ -275,10 +272,6 @@ def load_plan(config: dict, config_files: list, root: str | Path) -> Plan:
         _check_prompting(entry, f"{name}: methods.{method}")
         if entry["objective"] != "none":
             _check_budget(entry, f"{name}: methods.{method}")
-            for slug, model in models.items():
-                if "training" in model:
-                    where = f"{config['models_file']}: models.{slug}.training with methods.{method}"
-                    _check_budget(entry | model["training"], where)
     for evaluation, entry in config["evaluations"].items():
         for key in ("max_bins", "divergence_max_bins"):
             _check_bins(entry, f"{name}: evaluations.{evaluation}", key)

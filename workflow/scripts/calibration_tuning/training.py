@@ -313,7 +313,7 @@ def train(
         and should be.
     """
     steps = len(dataset) // (settings["batch"] // settings["packing"])
-    sharded = devices.process_count() > 1 and settings.get("parallelism") == "sharded"
+    sharded = devices.is_sharded(settings)
     if sharded:
         devices.check_sharded(model)
     if not torch.cuda.is_available():

@@ -97,5 +97,5 @@ def utility(classes: Sequence[int], ratings: Sequence[float]) -> float:
 
 
 def score(classes: Sequence[int], ratings: Sequence[float]) -> dict[str, float]:
-    """ "distinct" (number of classes) and "utility" of the generations of one prompt."""
+    """Number of classes ("distinct") and "utility" of the generations of one prompt."""
     return {"distinct": len(set(classes)), "utility": utility(classes, ratings)}
