@@ -73,8 +73,8 @@ PartitionName=gpu Nodes={host} MaxTime=1-00:00:00 DefaultTime=00:10:00 State=UP
 """
 
 
-def missing() -> str | None:
-    """Why there can be no Slurm here, or None; installs Debian's packages where it can."""
+def install() -> str | None:
+    """Install Debian's packages where they are not there; why that cannot be, or None."""
     if os.geteuid() != 0:
         return "a Slurm of one's own needs root"
     if all(shutil.which(program) for program in PROGRAMS):
@@ -228,7 +228,7 @@ def stop(folder: Path) -> None:
 if __name__ == "__main__":
     verb, state = sys.argv[1], Path(sys.argv[2]).absolute()
     if verb == "start":
-        if reason := missing():
+        if reason := install():
             sys.exit(reason)
         start(state)
     else:

@@ -58,14 +58,11 @@ def add_comments(folder: Path) -> None:
 
 
 def ask_for_more(folder: Path) -> None:
-    registry = folder / "config" / "smoke_models.yaml"
-    edit_yaml(
-        registry,
-        lambda c: (
-            c["defaults"].update(memory="2GB", runtime="20m", threads=2, gpu=1)
-            or c["models"]["tiny-qwen3"].update(memory="3GB")
-        ),
-    )
+    def change(registry: dict) -> None:
+        registry["defaults"].update(memory="2GB", runtime="20m", threads=2, gpu=1)
+        registry["models"]["tiny-qwen3"].update(memory="3GB")
+
+    edit_yaml(folder / "config" / "smoke_models.yaml", change)
 
 
 @pytest.mark.parametrize(

@@ -35,8 +35,7 @@ RUN = (*GRID_CONFIGURATION, *SLURM)
 @pytest.fixture(scope="module")
 def cluster():
     """The folder of a running Slurm; not pytest's, since munged's must be open to all."""
-    reason = slurm_cluster.missing()
-    if reason:
+    if reason := slurm_cluster.install():
         pytest.skip(reason)
     folder = Path(tempfile.mkdtemp(prefix="slurm-"))
     try:

@@ -14,34 +14,20 @@ from accelerate import dispatch_model, infer_auto_device_map
 from peft import PeftModel
 from safetensors.torch import load_file, save_file
 
-from calibration_tuning import chat, checkpoints, prompts, training
+import tiny_training
+from calibration_tuning import chat, checkpoints, training
 from calibration_tuning.divergences import divergence
 from calibration_tuning.errors import InputError
 from calibration_tuning.families import Distribution
 from calibration_tuning.packing import pack, packed_logits
-from calibration_tuning.planning import load_yaml
 from calibration_tuning.sampling import sample_completions
 from calibration_tuning.trie import build_trie
-from repository import ROOT, replace
+from repository import replace
 from tiny_models import ARCHITECTURES, IMAGE_TEXT, SLIDING_WINDOW, build_model, save_tiny
 
 LORA = {"rank": 4, "alpha": 8, "dropout": 0.0}
-SETTINGS = {
-    "objective": "soft_target",
-    "decimals": 1,
-    "max_bins": 51,
-    "epochs": 0.006,
-    "values_per_prompt": 2,
-    "packing": 2,
-    "batch": 8,
-    "learning_rate": 1e-2,
-    "weight_decay": 0.01,
-    "warmup": 0.1,
-    "checkpoint_steps": 50,
-    "dtype": "float32",
-}
-GRIDS = load_yaml(ROOT / "config" / "families.yaml")["families"]
-RECORDS = prompts.build_prompts(GRIDS, "families.yaml")["train"]
+SETTINGS = tiny_training.SETTINGS | {"epochs": 0.006, "checkpoint_steps": 50}
+RECORDS = tiny_training.training_prompts()
 MXFP4 = "gptoss-mxfp4"
 SCOPES = {IMAGE_TEXT: "language_model"}
 QUANTIZATIONS = {MXFP4: "mxfp4"}
@@ -271,6 +257,12 @@ def test_another_quantization_than_the_registrys_is_refused(tmp_path):
     for said in (None, "mxfp4", "other"):
         with pytest.raises(InputError, match=r"quantization is other, .*\(none or mxfp4\)"):
             checkpoints.load_model(mxfp4, "bfloat16", "cpu", said)
+
+
+def test_a_part_of_a_spread_model_beside_the_gpus_is_refused(tmp_path):
+    checkpoints._check_spread(tmp_path, {"model.embed_tokens": 0, "model.layers.0": 1})
+    with pytest.raises(InputError, match=r"too little memory for 2 parts .*\(model\.layers\.1, "):
+        checkpoints._check_spread(tmp_path, {"a": 0, "model.layers.1": "cpu", "b": "disk"})
 
 
 @pytest.mark.parametrize("architecture", EVERY)

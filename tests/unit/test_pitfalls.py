@@ -90,8 +90,7 @@ def test_a_row_whose_key_is_missing_is_not_dropped():
 def test_targets_are_finite_and_inside_the_support(family, params, max_bins):
     distribution = Distribution(family, params)
     tokenizer = build_tokenizer("qwen3")
-    encode = lambda text: tokenizer.encode(text, add_special_tokens=False)  # noqa: E731
-    trie = build_trie(distribution, 5, max_bins, encode, 3)
+    trie = build_trie(distribution, 5, max_bins, chat.completion_encoder(tokenizer), 3)
     tokens, probabilities = trie.next_tokens(())
     assert np.isfinite(probabilities).all()
     assert probabilities.sum() == pytest.approx(1)

@@ -9,27 +9,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from calibration_tuning import chat, checkpoints, files, planning, prompts, training
+import tiny_training
+from calibration_tuning import chat, checkpoints, files, training
 from calibration_tuning.errors import InputError
 from tiny_models import build_model, build_tokenizer
 
-ROOT = Path(__file__).parents[2]
-FAMILIES = planning.load_yaml(ROOT / "config" / "families.yaml")["families"]
-RECORDS = prompts.build_prompts(FAMILIES, "families.yaml")["train"]
-SETTINGS = {
-    "objective": "soft_target",
-    "decimals": 1,
-    "max_bins": 51,
-    "epochs": 0.02,
-    "values_per_prompt": 2,
-    "packing": 2,
-    "batch": 8,
-    "learning_rate": 1e-2,
-    "weight_decay": 0.01,
-    "warmup": 0.1,
-    "checkpoint_steps": 3,
-    "dtype": "float32",
-}
+RECORDS = tiny_training.training_prompts()
+SETTINGS = tiny_training.SETTINGS | {"epochs": 0.02, "checkpoint_steps": 3}
 LORA = {"rank": 4, "alpha": 8, "dropout": 0.05}
 
 

@@ -13,8 +13,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+import tiny_training
 import train_adapter
-from calibration_tuning import chat, checkpoints, devices, files, planning, prompts, training
+from calibration_tuning import chat, checkpoints, devices, files, training
 from calibration_tuning.errors import InputError
 from tiny_models import (
     ARCHITECTURES,
@@ -27,19 +28,9 @@ from tiny_models import (
 
 ROOT = Path(__file__).parents[2]
 SCRIPTS = ROOT / "workflow" / "scripts"
-SETTINGS = {
-    "objective": "soft_target",
-    "decimals": 1,
-    "max_bins": 51,
+SETTINGS = tiny_training.SETTINGS | {
     "epochs": 0.03,
-    "values_per_prompt": 2,
-    "packing": 2,
-    "batch": 8,
-    "learning_rate": 1e-2,
-    "weight_decay": 0.01,
-    "warmup": 0.1,
     "checkpoint_steps": 2,
-    "dtype": "float32",
     "chat": {},
     "micro_batch": 1,
     "lora": {"rank": 4, "alpha": 8, "dropout": 0.05},
@@ -49,19 +40,13 @@ ROUNDING = {"rel": 2e-6}
 """Of losses: two processes add the same float32 numbers as one in another order."""
 
 
-@cache
-def training_prompts() -> list[dict]:
-    families = planning.load_yaml(ROOT / "config" / "families.yaml")["families"]
-    return prompts.build_prompts(families, "families.yaml")["train"]
-
-
 @pytest.fixture(scope="module")
 def inputs(tmp_path_factory):
     """A fetched tiny model and training prompts, as arguments of the program."""
     folder = tmp_path_factory.mktemp("inputs")
     source = save_tiny("qwen3", folder / "source")
     checkpoints.fetch("tiny", {"source": f"path:{source}"}, folder / "tiny", folder / "downloads")
-    (folder / "train.jsonl").write_text(files.to_jsonl(training_prompts()))
+    (folder / "train.jsonl").write_text(files.to_jsonl(tiny_training.training_prompts()))
     model = str(folder / "tiny" / "manifest.json")
     return ["--model", model, "--prompts", str(folder / "train.jsonl")]
 
@@ -166,7 +151,7 @@ def test_sharded_models_compute_what_whole_ones_do(tmp_path):
 def a_batch(architecture: str) -> dict[str, torch.Tensor]:
     tokenizer = build_tokenizer(architecture)
     dataset = training.VisitDataset(
-        training_prompts(),
+        tiny_training.training_prompts(),
         np.arange(2),
         SETTINGS,
         lambda text: chat.encode_prompt(tokenizer, text, {}),

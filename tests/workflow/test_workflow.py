@@ -1,5 +1,6 @@
 """The workflow: plans, mistakes, lint, and what triggers a re-run; real snakemake, no models."""
 
+import os
 import re
 import shutil
 import subprocess
@@ -11,6 +12,7 @@ import jsonschema
 import pytest
 import yaml
 
+from calibration_tuning.planning import STAGES, load_yaml
 from repository import ROOT, copy_repository, planned, replace, snakemake
 
 MODULES = """
@@ -105,6 +107,17 @@ exclude:
   - {model: gpt-oss-20b, method: hard, reason: does not fit}
   - {model: qwen3-4b, method: soft, seed: 12, reason: node failed}
 """
+
+
+def test_no_stage_can_be_hidden_by_a_model_or_a_method(clone):
+    """Every target that could be the name of one is refused as such."""
+    plan = load_yaml(ROOT / "config" / "config.yaml")
+    models = load_yaml(ROOT / plan["models_file"])["models"]
+    listed = snakemake("--list-target-rules", cwd=clone).stdout.splitlines()
+    names = {line.split(" (")[0] for line in listed}  # a description may follow in brackets
+    slugs = {name for name in names if re.fullmatch(r"[a-z0-9][a-z0-9.-]*", name)}
+    assert {"all", "cells", *models, *plan["methods"]} <= slugs
+    assert slugs - set(models) - set(plan["methods"]) == set(STAGES)
 
 
 def test_excluded_cells_are_left_out_and_listed_with_their_reason(clone, tmp_path):
@@ -271,7 +284,7 @@ def test_the_container_takes_its_pins_from_pyproject():
     assert all((ROOT / name).exists() for name in copied)
 
 
-def test_the_cluster_plugin_is_pinned_once():
+def test_the_cluster_plugin_has_the_same_pin_for_users_and_tests():
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = extras["optional-dependencies"]
     assert set(extras["cluster"]) <= set(extras["development"])
@@ -300,9 +313,15 @@ def test_modules_import_only_from_those_before_them():
             assert other == module or order.index(other) < order.index(module), (module, other)
 
 
-def clear_stale_lock(folder: Path) -> subprocess.CompletedProcess:
+def clear_stale_lock(folder: Path, **environment: str) -> subprocess.CompletedProcess:
     program = ROOT / "workflow" / "scripts" / "clear_stale_lock.py"
-    return subprocess.run([sys.executable, program], cwd=folder, capture_output=True, text=True)
+    return subprocess.run(
+        [sys.executable, program],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        env=os.environ | environment,
+    )
 
 
 def test_a_stale_lock_is_removed_and_a_living_run_is_left_alone(tmp_path):
@@ -322,3 +341,27 @@ def test_a_stale_lock_is_removed_and_a_living_run_is_left_alone(tmp_path):
         job.wait()
     assert clear_stale_lock(tmp_path).returncode == 0
     assert not list(locks.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("squeue", "message"),
+    [
+        (None, None),  # the folder was copied from a cluster
+        ("exit 1", "whether jobs of an earlier run are still in the queue cannot be known"),
+        ('echo "7 $PWD"; echo "8 /elsewhere"', "call again: scancel 7\n"),
+        ('echo "8 /elsewhere"', None),
+    ],
+)
+def test_a_lock_is_kept_while_slurm_may_have_jobs_of_the_folder(tmp_path, squeue, message):
+    for name in ("locks", "slurm_logs"):
+        (tmp_path / ".snakemake" / name).mkdir(parents=True)
+    (tmp_path / ".snakemake" / "locks" / "0.input.lock").touch()
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    if squeue:
+        (programs / "squeue").write_text(f"#!/bin/sh\n{squeue}\n")
+        (programs / "squeue").chmod(0o755)
+    result = clear_stale_lock(tmp_path, PATH=str(programs))
+    assert (result.returncode == 1) == (message is not None)
+    assert (message or "") in result.stderr
+    assert bool(list((tmp_path / ".snakemake" / "locks").iterdir())) == (message is not None)
