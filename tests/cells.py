@@ -36,6 +36,8 @@ def make_samples(samples: int = 40, seed: int = 0) -> pd.DataFrame:
                 for number, text in enumerate(texts)
             ]
     frame = pd.DataFrame(rows, columns=["split", "prompt_index", "sample", "text"])
+    frame["token_ids"] = [[7, 9] if text == "no number" else [7, 8, 9] for text in frame["text"]]
+    frame["finished"] = True
     return frame.astype({"prompt_index": "int32", "sample": "int32"})
 
 

@@ -46,12 +46,11 @@ def test_nan_never_gets_into_json():
 
 
 def test_nan_never_gets_into_what_an_evaluation_writes(tmp_path, monkeypatch):
-    monkeypatch.setattr(structured_sampling, "evaluate_prompt", lambda: {"kl": math.nan})
     with pytest.raises(ValueError, match="JSON"):
-        structured_sampling.evaluate_or_read(tmp_path / "part.json")
+        files.read_or_make(tmp_path / "part.json", lambda: {"kl": math.nan})
     monkeypatch.setattr(score_structured.structured, "score_cell", lambda *a, **k: {"kl": math.nan})
-    for name in ("read_samples", "read_divergences"):
-        monkeypatch.setattr(score_structured.structured, name, lambda path: None)
+    monkeypatch.setattr(score_structured.samples, "read_samples", lambda *a: None)
+    monkeypatch.setattr(score_structured.structured, "read_divergences", lambda path: None)
     monkeypatch.setattr(score_structured.prompts, "read_prompts", lambda path: [])
     (tmp_path / "run.json").write_text("{}")
     arguments = "--samples s --divergences d --prompts-directory p --decimals 1 --max-bins 9"
@@ -72,6 +71,7 @@ def test_equal_values_have_an_interval():
 def test_a_row_whose_key_is_missing_is_not_dropped():
     row = {"model": "m", "method": "base", "seed": 1, "evaluation": "structured", "low": None}
     row |= {"metric": "valid_rate", "value": 0.5, "high": None, "n": 3}
+    row |= {"prompts": 3, "samples": 30}
     summary = tables.summary(pd.DataFrame([row | {"split": None}, row | {"split": "unseen"}]))
     assert summary["seeds"].tolist() == [1, 1]
 

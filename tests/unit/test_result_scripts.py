@@ -12,7 +12,7 @@ import collect_metrics
 import plot_gallery
 import plot_training
 import score_structured
-import tabulate_structured
+import tabulate
 from calibration_tuning import errors, files
 from cells import PROMPTS, make_divergences, make_provenance, make_samples
 
@@ -81,10 +81,11 @@ def test_from_scores_to_tables(run, cell, capsys):
         collect_metrics,
         f"base/metrics.json soft/metrics.json --schema {SCHEMA_FILE} --output metrics.csv",
     )
-    assert len(pd.read_csv(cell / "metrics.csv")) == 2 * 2 * 13
+    assert len(pd.read_csv(cell / "metrics.csv")) == 2 * 2 * 14
     run(
-        tabulate_structured,
-        "--metrics metrics.csv --csv t.csv --markdown t.md --latex t.tex --html t.html",
+        tabulate,
+        "--evaluation structured --metrics metrics.csv --csv t.csv --markdown t.md"
+        " --latex t.tex --html t.html",
     )
     assert "<table" in (cell / "t.html").read_text()
     assert len(pd.read_csv(cell / "t.csv")) == 4

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from calibration_tuning.divergences import Divergence
 from calibration_tuning.errors import InputError
+from calibration_tuning.evaluations import samples as sample_files
 from calibration_tuning.evaluations import structured
 from calibration_tuning.evaluations.structured_sampling import may_become_number, with_mass
 from calibration_tuning.families import Distribution
@@ -142,6 +143,8 @@ def test_cell():
     assert heldout["metrics"]["sequence_kl"]["mean"] == pytest.approx(2.5)
     # The divergences of odd prompts have no mass on the space.
     assert heldout["metrics"]["space_mass"]["n"] == 2
+    # Three tokens an answer, and two for every tenth.
+    assert unseen["metrics"]["tokens_per_answer"]["mean"] == pytest.approx(2.9)
     assert len(values["prompts"]) == 6
 
 
@@ -171,20 +174,21 @@ def test_cell_refuses_what_does_not_belong_together():
 def test_reading_samples(tmp_path):
     path = tmp_path / "samples.parquet"
     with pytest.raises(InputError, match=r"samples\.parquet"):
-        structured.read_samples(path)
+        sample_files.read_samples(path, "sample_structured")
     path.write_bytes(b"PAR1 this is not Parquet")
     with pytest.raises(InputError, match=r"samples\.parquet: expected Parquet"):
-        structured.read_samples(path)
+        sample_files.read_samples(path, "sample_structured")
     samples = make_samples(samples=3)
     samples.drop(columns="text").to_parquet(path)
     with pytest.raises(InputError, match=r"samples\.parquet: expected Parquet with columns.*text"):
-        structured.read_samples(path)
+        sample_files.read_samples(path, "sample_structured")
     samples.iloc[:0].to_parquet(path)
     with pytest.raises(InputError, match="expected samples"):
-        structured.read_samples(path)
+        sample_files.read_samples(path, "sample_structured")
     samples.to_parquet(path)
     pd.testing.assert_frame_equal(
-        structured.read_samples(path), samples[["split", "prompt_index", "text"]]
+        sample_files.read_samples(path, "sample_structured"),
+        samples[["split", "prompt_index", "text"]],
     )
 
 
@@ -193,7 +197,7 @@ def test_a_truncated_parquet_file_is_named(tmp_path):
     make_samples(samples=30).to_parquet(path)
     path.write_bytes(path.read_bytes()[:-100])
     with pytest.raises(InputError, match=r"samples\.parquet"):
-        structured.read_samples(path)
+        sample_files.read_samples(path, "sample_structured")
 
 
 @pytest.mark.parametrize(

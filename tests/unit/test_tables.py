@@ -24,7 +24,12 @@ def write_metrics(folder, model="tiny", method="base", seed=11, valid=0.5, dista
     }
     content = {
         "cell": {"model": model, "method": method, "seed": seed, "evaluation": "structured"},
-        "values": {"splits": {split: {"metrics": metrics} for split in ("unseen", "heldout")}},
+        "values": {
+            "splits": {
+                split: {"prompts": 4, "samples": 80, "metrics": metrics}
+                for split in ("unseen", "heldout")
+            }
+        },
         "provenance": {},
     }
     path = folder / f"{model}-{method}-{seed}.json"
@@ -84,9 +89,29 @@ def test_markdown(paths):
     assert len(lines) == 2 + 6
     assert len({line.count("|") for line in lines}) == 1
     assert lines[2] == (
-        "| tiny | unseen parameters | base | 1 | 4 | 0.500 | - | 1.500 | 6.00 | - |"
+        "| tiny | unseen parameters | base | 1 | 4 | 80 | 0.500 | - | 1.500 | 6.00 | - |"
     )
     assert "0.850 ± 0.071" in lines[3]
+
+
+def test_a_single_prompt_counts_its_samples_and_intervals_show(tmp_path):
+    metrics = {
+        "parse_rate": metric(0.5, n=40, low=0.34, high=0.66),
+        "share_a": metric(0.25, n=20, low=0.1, high=0.5),
+    }
+    cell = {"model": "tiny", "method": "base", "seed": 11, "evaluation": "mcq"}
+    splits = {"all": {"prompts": 1, "samples": 40, "metrics": metrics}}
+    path = tmp_path / "mcq.json"
+    path.write_text(json.dumps({"cell": cell, "values": {"splits": splits}}))
+    text = tables.to_markdown(tables.summary(tables.collect([path]), "mcq"), "mcq")
+    assert text.splitlines()[2] == (
+        "| tiny | one prompt | base | 1 | 1 | 40 | 0.50 [0.34, 0.66] | 0.25 (n=20) |"
+    )
+    cell["seed"] = 12
+    second = tmp_path / "second.json"
+    second.write_text(json.dumps({"cell": cell, "values": {"splits": splits}}))
+    text = tables.to_markdown(tables.summary(tables.collect([path, second]), "mcq"), "mcq")
+    assert "| 2 | 1 | 80 | 0.50 ± 0.00 | 0.25 ± 0.00 (n=20) |" in text
 
 
 def test_n_is_said_where_it_is_smaller(tmp_path):
@@ -98,11 +123,11 @@ def test_latex(paths, tmp_path):
     paths.append(write_metrics(tmp_path, model="a_b", method="soft"))
     text = tables.to_latex(tables.summary(tables.collect(paths)))
     lines = text.splitlines()
-    assert lines[0] == r"\begin{tabular}{lllrrrrrrr}"
+    assert lines[0] == r"\begin{tabular}{lllrrrrrrrr}"
     assert lines[1] == r"\toprule"
     assert lines[-2:] == [r"\bottomrule", r"\end{tabular}"]
     rows = [line for line in lines if line.endswith(r"\\")]
-    assert {row.count(" & ") for row in rows} == {9}
+    assert {row.count(" & ") for row in rows} == {10}
     assert r"a\_b" in text
     assert r"0.850 $\pm$ 0.071" in text
     # One rule below the header and one between each two of the four groups.

@@ -29,12 +29,16 @@ wildcard_constraints:
     seed=r"\d+",
     split=planning.one_of(planning.SPLITS),
     way=planning.one_of(PLAN.training_speed["ways"]),
+    evaluation=planning.one_of(PLAN.evaluations),
+    data=planning.one_of(PLAN.data_sets()),
 
 
 METRICS_SCHEMA = os.path.relpath(
     os.path.join(workflow.basedir, "workflow", "schemas", "metrics.schema.json")
 )
-METRICS_OF_CELL = "<results>/{model}/{method}/seed{seed}/structured/metrics.json"
+TRANSFER = [evaluation for evaluation in PLAN.evaluations if evaluation != "structured"]
+METRICS_OF_CELL = "<results>/{model}/{method}/seed{seed}/{evaluation}/metrics.json"
+DATA_FILES = [f"<resources>/data/{name}.jsonl" for name in PLAN.data_sets()]
 
 
 def script(name):
@@ -55,10 +59,39 @@ def training_settings(wildcards):
     return planning.canonical(PLAN.training_settings(wildcards.model, wildcards.method))
 
 
-def evaluation_settings(wildcards):
-    return planning.canonical(
-        PLAN.evaluation_settings(wildcards.model, wildcards.method, "structured")
-    )
+def evaluation_settings(evaluation):
+    """A function of wildcards, for params."""
+
+    def settings(wildcards):
+        return planning.canonical(
+            PLAN.evaluation_settings(wildcards.model, wildcards.method, evaluation)
+        )
+
+    return settings
+
+
+def judge_entry(role):
+    """The registry's entry of NoveltyBench's judge of "partition" or "quality"."""
+    return PLAN.entry(PLAN.evaluations["novelty"][role]["judge"])
+
+
+def judge_settings(role):
+    return planning.canonical(PLAN.judge_settings("novelty", role))
+
+
+def judge_manifest(role):
+    judge = PLAN.evaluations["novelty"][role]["judge"]
+    return f"<resources>/models/{judge}/manifest.json"
+
+
+def data_settings(wildcards):
+    return planning.canonical(PLAN.data_sets()[wildcards.data])
+
+
+def data_file(wildcards):
+    """The file of a data set that is one on this machine, so that a change to it is seen."""
+    kind, _, path = PLAN.data_sets()[wildcards.data]["source"].partition(":")
+    return [path] if kind == "path" and os.path.isfile(path) else []
 
 
 def speed_settings(wildcards):
@@ -82,8 +115,16 @@ def threads_of(wildcards):
     return PLAN.models[wildcards.model]["threads"]
 
 
-def memory_of(wildcards, attempt):
+def times_attempt(quantity):
     """More at each attempt, where a profile allows several."""
+
+    def more(wildcards, attempt):
+        return planning.multiply(quantity, attempt)
+
+    return more
+
+
+def memory_of(wildcards, attempt):
     return planning.multiply(PLAN.models[wildcards.model]["memory"], attempt)
 
 
@@ -98,7 +139,7 @@ def gpus_of(wildcards):
 
 def fetch_priority(wildcards):
     """Gated models first: a missing permission shows before hours of downloads."""
-    return 100 if "gate_page" in PLAN.models[wildcards.model] else 0
+    return 100 if "gate_page" in PLAN.entry(wildcards.model) else 0
 
 
 def cell_files(pattern, **selection):
@@ -109,16 +150,36 @@ def cell_files(pattern, **selection):
     ]
 
 
+def result_files(pattern, **selection):
+    """A path for every selected cell and each of its evaluations."""
+    return [
+        pattern.format(model=model, method=method, seed=seed, evaluation=evaluation)
+        for model, method, seed, evaluation in PLAN.results(**selection)
+    ]
+
+
+def table_files():
+    """The summaries of the selected evaluations that a selected method takes part in."""
+    evaluations = dict.fromkeys(result[-1] for result in PLAN.results())
+    return [
+        f"<results>/tables/{evaluation}.{form}"
+        for evaluation in evaluations
+        for form in ("csv", "md", "tex", "txt", "html")
+    ]
+
+
 def figure_files():
-    """The figures of every selected model: of all its cells, and of those that train."""
+    """The figures of every selected model: each of the cells that it shows."""
     cells = {
-        "gallery": PLAN.cells(),
+        "gallery": PLAN.results(["structured"]),
         "training": PLAN.cells(trained_only=True),
+        "decoding": PLAN.cells(methods=PLAN.selected_decodings()),
+        **{evaluation: PLAN.results([evaluation]) for evaluation in TRANSFER},
     }
     return [
         f"<results>/figures/{figure}/{model}.{form}"
         for figure, of_figure in cells.items()
-        for model in dict.fromkeys(model for model, _, _ in of_figure)
+        for model in dict.fromkeys(cell[0] for cell in of_figure)
         for form in ("png", "pdf")
     ]
 
@@ -131,25 +192,44 @@ def snakemake_arguments():
     return ["--snakefile", snakefile, *(["--configfile", *extra] if extra else [])]
 
 
-def gallery_cells(wildcards):
-    """The cells of a model with the first seed that has one for the method."""
+def shown_results(model, evaluation):
+    """A model's results with the first seed that has one for the method.
+
+    Other ways to draw from the untuned model have a figure of their own.
+    """
     first = {}
-    for model, method, seed in PLAN.cells(models=[wildcards.model]):
-        first.setdefault(method, (model, method, seed))
+    for result in PLAN.results([evaluation], models=[model]):
+        if result[1] not in PLAN.selected_decodings():
+            first.setdefault(result[1], result)
     return list(first.values())
 
 
 def gallery_samples(wildcards):
     """The samples of each selected method, one seed of it."""
-    pattern = "<results>/{}/{}/seed{}/structured/samples.parquet"
-    return [pattern.format(*cell) for cell in gallery_cells(wildcards)]
+    pattern = "<results>/{}/{}/seed{}/{}/samples.parquet"
+    return [
+        pattern.format(*result)
+        for result in shown_results(wildcards.model, "structured")
+    ]
 
 
 def gallery_arguments(wildcards, input):
+    shown = shown_results(wildcards.model, "structured")
     return [
-        f"--samples {method}={path}"
-        for (_, method, _), path in zip(gallery_cells(wildcards), input.samples)
+        f"--samples {result[1]}={path}" for result, path in zip(shown, input.samples)
     ]
+
+
+def transfer_metrics(wildcards):
+    """The metrics of each selected method, one seed of it."""
+    pattern = "<results>/{}/{}/seed{}/{}/metrics.json"
+    shown = shown_results(wildcards.model, wildcards.evaluation)
+    return [pattern.format(*result) for result in shown]
+
+
+def transfer_arguments(wildcards, input):
+    shown = shown_results(wildcards.model, wildcards.evaluation)
+    return [f"--metrics {result[1]}={path}" for result, path in zip(shown, input)]
 
 
 def training_histories(wildcards):

@@ -1,4 +1,4 @@
-"""Base models: the only step that touches the network."""
+"""Base models and judges: with data sets, the only step that touches the network."""
 
 
 rule fetch_model:
@@ -10,6 +10,8 @@ rule fetch_model:
         "<resources>/models/{model}/manifest.json",
     log:
         "<logs>/fetch_model/{model}.log",
+    wildcard_constraints:
+        model=planning.one_of({**PLAN.models, **PLAN.judges}),
     priority: fetch_priority
     localrule: True
     conda:

@@ -27,7 +27,7 @@ rule sample_structured:
         launch=script("launch.py"),
         script=script("sample_structured.py"),
         code=code("sample_structured.py"),
-        settings=evaluation_settings,
+        settings=evaluation_settings("structured"),
         prompts=subpath(input.unseen, parent=True),
         directory=subpath(output.samples, parent=True),
     shell:

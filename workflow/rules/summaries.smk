@@ -4,7 +4,7 @@
 rule collect_metrics:
     """All metrics of all cells as one tidy table."""
     input:
-        metrics=cell_files(METRICS_OF_CELL),
+        metrics=result_files(METRICS_OF_CELL),
         schema=METRICS_SCHEMA,
     output:
         report(
@@ -26,33 +26,33 @@ rule collect_metrics:
         " 2>&1 | tee {log:q}"
 
 
-rule tabulate_structured:
-    """The summary of structured sampling: methods by split."""
+rule tabulate:
+    """The summary of an evaluation: methods by split."""
     input:
         "<results>/tables/metrics.csv",
     output:
-        csv="<results>/tables/structured.csv",
-        markdown="<results>/tables/structured.md",
-        latex="<results>/tables/structured.tex",
-        text="<results>/tables/structured.txt",
+        csv="<results>/tables/{evaluation}.csv",
+        markdown="<results>/tables/{evaluation}.md",
+        latex="<results>/tables/{evaluation}.tex",
+        text="<results>/tables/{evaluation}.txt",
         html=report(
-            "<results>/tables/structured.html",
-            caption="../report/structured_table.rst",
+            "<results>/tables/{evaluation}.html",
+            caption="../report/table.rst",
             category="Tables",
-            labels={"table": "structured sampling"},
+            labels={"table": "{evaluation}"},
         ),
     log:
-        "<logs>/tabulate_structured.log",
+        "<logs>/tabulate/{evaluation}.log",
     localrule: True
     conda:
         "../../envs/calibration.yaml"
     params:
-        script=script("tabulate_structured.py"),
-        code=code("tabulate_structured.py"),
+        script=script("tabulate.py"),
+        code=code("tabulate.py"),
     shell:
-        "python {params.script:q} --metrics {input:q} --csv {output.csv:q}"
-        " --markdown {output.markdown:q} --latex {output.latex:q} --html {output.html:q}"
-        " > {output.text:q} 2> {log:q}"
+        "python {params.script:q} --metrics {input:q} --evaluation {wildcards.evaluation}"
+        " --csv {output.csv:q} --markdown {output.markdown:q} --latex {output.latex:q}"
+        " --html {output.html:q} > {output.text:q} 2> {log:q}"
 
 
 rule plot_gallery:
@@ -111,3 +111,58 @@ rule plot_training:
     shell:
         "python {params.script:q} {params.histories} --png {output.png:q}"
         " --pdf {output.pdf:q} 2>&1 | tee {log:q}"
+
+
+rule plot_transfer:
+    """Open-ended support and answers, shares of A to D, or NoveltyBench, by method."""
+    input:
+        transfer_metrics,
+    output:
+        png=report(
+            "<results>/figures/{evaluation}/{model}.png",
+            caption="../report/transfer.rst",
+            category="Figures",
+            labels={"figure": "{evaluation}", "model": "{model}"},
+        ),
+        pdf="<results>/figures/{evaluation}/{model}.pdf",
+    log:
+        "<logs>/plot_transfer/{evaluation}/{model}.log",
+    wildcard_constraints:
+        evaluation=planning.one_of(TRANSFER),
+    localrule: True
+    conda:
+        "../../envs/calibration.yaml"
+    params:
+        script=script("plot_transfer.py"),
+        code=code("plot_transfer.py"),
+        metrics=transfer_arguments,
+    shell:
+        "python {params.script:q} --evaluation {wildcards.evaluation} {params.metrics}"
+        " --png {output.png:q} --pdf {output.pdf:q} 2>&1 | tee {log:q}"
+
+
+rule plot_decoding:
+    """Hotter is not calibrated: the untuned model at several temperatures."""
+    input:
+        "<results>/tables/metrics.csv",
+    output:
+        png=report(
+            "<results>/figures/decoding/{model}.png",
+            caption="../report/decoding.rst",
+            category="Figures",
+            labels={"figure": "decoding", "model": "{model}"},
+        ),
+        pdf="<results>/figures/decoding/{model}.pdf",
+    log:
+        "<logs>/plot_decoding/{model}.log",
+    localrule: True
+    conda:
+        "../../envs/calibration.yaml"
+    params:
+        script=script("plot_decoding.py"),
+        code=code("plot_decoding.py"),
+        decodings=planning.canonical(PLAN.decodings()),
+    shell:
+        "python {params.script:q} --metrics {input:q} --model {wildcards.model}"
+        " --decodings {params.decodings:q} --png {output.png:q} --pdf {output.pdf:q}"
+        " 2>&1 | tee {log:q}"

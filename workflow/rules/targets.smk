@@ -13,7 +13,8 @@ rule prompts:
 rule fetch:
     """All that comes from the network; on a cluster, run this on the node that has internet."""
     input:
-        expand("<resources>/models/{model}/manifest.json", model=PLAN.select["models"]),
+        expand("<resources>/models/{model}/manifest.json", model=PLAN.needed_models()),
+        DATA_FILES if "novelty" in PLAN.select["evaluations"] else [],
     localrule: True
 
 
@@ -30,14 +31,16 @@ rule adapters:
 rule samples:
     """Everything that needs a model to run."""
     input:
-        cell_files("<results>/{model}/{method}/seed{seed}/structured/samples.parquet"),
+        result_files(
+            "<results>/{model}/{method}/seed{seed}/{evaluation}/samples.parquet"
+        ),
     localrule: True
 
 
 rule metrics:
     """The metrics of every selected cell."""
     input:
-        cell_files(METRICS_OF_CELL),
+        result_files(METRICS_OF_CELL),
     localrule: True
 
 
@@ -47,7 +50,7 @@ for model in PLAN.models:
         name:
             model
         input:
-            cell_files(METRICS_OF_CELL, models=[model]),
+            result_files(METRICS_OF_CELL, models=[model]),
         localrule: True
 
 
@@ -57,7 +60,7 @@ for method in PLAN.methods:
         name:
             method
         input:
-            cell_files(METRICS_OF_CELL, methods=[method]),
+            result_files(METRICS_OF_CELL, methods=[method]),
         localrule: True
 
 
@@ -81,7 +84,7 @@ rule tables:
     """All tables."""
     input:
         rules.collect_metrics.output,
-        rules.tabulate_structured.output,
+        table_files(),
     localrule: True
 
 
@@ -108,7 +111,7 @@ rule write_report:
         rules.tables.input,
         rules.figures.input,
         rules.training_speed.input if "training_speed" in PLAN.select["studies"] else [],
-        headline="<results>/tables/structured.txt",
+        headlines=[path for path in table_files() if path.endswith(".txt")],
     output:
         "<results>/report.html",
     log:
@@ -121,5 +124,5 @@ rule write_report:
     shell:
         # --nolock: the run that this job belongs to holds the lock, and a report only reads.
         "snakemake {params.snakemake:q} --report {output:q} --nolock > {log:q} 2>&1\n"
-        "cat {input.headline:q}\n"
+        "cat {input.headlines:q}\n"
         "echo 'The report: {output}'"

@@ -63,9 +63,10 @@ def main() -> None:
         metrics = Path(row["output_file"])
         if metrics.name != "metrics.json":
             continue
-        # results/{model}/{method}/seed{seed}/{evaluation}/metrics.json
-        cell = metrics.parents[1]
-        own = [other for other in rows if cell in Path(other["output_file"]).parents]
+        # results/{model}/{method}/seed{seed}/{evaluation}/metrics.json: what the evaluation's own
+        # folder and the training beside it wait for, not what other evaluations do.
+        folders = (metrics.parent, metrics.parents[1], metrics.parents[1] / "adapter")
+        own = [other for other in rows if Path(other["output_file"]).parent in folders]
         state, reason = state_of(metrics, own)
         counts[state] += 1
         print(f"{state:8} {metrics}  {reason}".rstrip())

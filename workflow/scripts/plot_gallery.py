@@ -12,7 +12,7 @@ import argparse
 from pathlib import Path
 
 from calibration_tuning import arguments, errors, figures, prompts
-from calibration_tuning.evaluations import structured
+from calibration_tuning.evaluations import samples
 
 SPLITS = ("unseen", "heldout")
 
@@ -39,7 +39,10 @@ def parse_arguments() -> argparse.Namespace:
 def main() -> None:
     parsed = parse_arguments()
     figure = figures.gallery(
-        {method: structured.read_samples(path) for method, path in parsed.samples},
+        {
+            method: samples.read_samples(path, "sample_structured")
+            for method, path in parsed.samples
+        },
         {
             split: prompts.read_prompts(parsed.prompts_directory / f"{split}_selected.jsonl")
             for split in SPLITS

@@ -9,95 +9,49 @@ Example:
         --output-directory results/smollm2-135m/soft/seed11/structured
 """
 
-import argparse
-import hashlib
-import json
-import shutil
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
-import torch
 from tqdm import tqdm
 
-from calibration_tuning import allocator, chat, checkpoints, errors, files, prompts, provenance
+from calibration_tuning import errors, files, prompts
+from calibration_tuning.evaluations import cell
 from calibration_tuning.evaluations import structured_sampling as structured
 
 SPLITS = ("unseen", "heldout")
 
 
-def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--model", type=Path, required=True, help="the base model's manifest.json")
-    parser.add_argument("--adapter", type=Path, nargs="?", help="adapter_model.safetensors")
-    parser.add_argument("--prompts-directory", type=Path, required=True)
-    parser.add_argument("--settings", type=json.loads, required=True, help="a JSON object")
-    parser.add_argument("--seed", type=int, required=True)
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--label", default="sampling", help="name of the run in the progress bar")
-    parser.add_argument("--output-directory", type=Path, required=True)
-    return parser.parse_args()
-
-
 def main() -> None:
     started = time.perf_counter()
-    arguments = parse_arguments()
-    settings = arguments.settings
-    torch.set_num_threads(arguments.threads)
-    allocator.keep_freed_memory()
-    folder = arguments.model.parent
+    parser = cell.parser(__doc__.splitlines()[0])
+    parser.add_argument("--prompts-directory", type=Path, required=True)
+    arguments = parser.parse_args()
+    paths = [arguments.prompts_directory / f"{split}_selected.jsonl" for split in SPLITS]
     selected = [
         (number, split, index, record)
-        for number, split in enumerate(SPLITS)
-        for index, record in enumerate(
-            prompts.read_prompts(arguments.prompts_directory / f"{split}_selected.jsonl")
-        )
+        for number, (split, path) in enumerate(zip(SPLITS, paths, strict=True))
+        for index, record in enumerate(prompts.read_prompts(path))
     ]
-    tokenizer = checkpoints.load_tokenizer(folder)
-    # A model that needs several GPUs is spread over those of its job.
-    gpus = torch.cuda.device_count()
-    device = "cpu" if gpus == 0 else "cuda" if gpus == 1 else "auto"
-    model = checkpoints.load_model(folder, settings["dtype"], device, settings.get("quantization"))
-    stop_ids = chat.stop_ids(tokenizer, model.generation_config, settings["chat"])
-    if arguments.adapter is not None:
-        model = checkpoints.load_adapter(
-            model, arguments.adapter.parent, merge=settings["dtype"] == "float32"
-        )
-    model.eval()
-    identity = [settings, arguments.seed, files.sha256(arguments.model)]
-    identity.append(arguments.adapter and files.sha256(arguments.adapter))
-    digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:12]
-    work = arguments.output_directory / f"work-{digest}"
-    lock = files.claim(work)
+    loaded = cell.load(arguments)
+    work, lock = cell.claim_work(arguments, paths)
     results = []
     bar = tqdm(selected, desc=arguments.label, unit="prompt", file=sys.stderr, mininterval=5)
     for number, split, index, record in bar:
-        part = structured.evaluate_or_read(
-            work / f"{split}-{index}.json",
-            model,
-            tokenizer,
-            record,
-            settings,
-            stop_ids,
-            [arguments.seed, number, index],
+        seed = [arguments.seed, number, index]
+        make = partial(
+            structured.evaluate_prompt,
+            *(loaded.model, loaded.tokenizer, record, arguments.settings, loaded.stop_ids, seed),
         )
+        part = files.read_or_make(work / f"{split}-{index}.json", make)
         results.append((split, index, record, part))
     structured.write_cell(
         results,
         arguments.output_directory / "samples.parquet",
         arguments.output_directory / "divergences.jsonl",
     )
-    run = provenance.provenance(
-        model_directory=folder,
-        adapter_directory=arguments.adapter and arguments.adapter.parent,
-        device=f"cuda ({gpus})" if gpus > 1 else device,
-        dtype=settings["dtype"],
-        seed=arguments.seed,
-        wall_time_seconds=time.perf_counter() - started,
-    )
-    files.write_atomic(arguments.output_directory / "run.json", json.dumps(run, indent=1) + "\n")
-    shutil.rmtree(work)
-    lock.release()
+    cell.finish(arguments, loaded, started, work, lock)
 
 
 if __name__ == "__main__":

@@ -11,34 +11,29 @@ Example:
 """
 
 import argparse
-import json
 from pathlib import Path
 
-from calibration_tuning import errors, files, prompts
-from calibration_tuning.evaluations import structured
+from calibration_tuning import errors, prompts
+from calibration_tuning.evaluations import metrics, samples, structured
 
 SPLITS = ("unseen", "heldout")
 
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--samples", type=Path, required=True, help="samples.parquet")
     parser.add_argument("--divergences", type=Path, required=True, help="divergences.jsonl")
-    parser.add_argument("--run", type=Path, required=True, help="run.json, the provenance")
     parser.add_argument("--prompts-directory", type=Path, required=True)
     parser.add_argument("--decimals", type=int, required=True, help="of the discretised target")
     parser.add_argument("--max-bins", type=int, required=True, help="of the discretised target")
-    parser.add_argument("--model", required=True, help="the cell's model")
-    parser.add_argument("--method", required=True, help="the cell's method")
-    parser.add_argument("--seed", type=int, required=True, help="the cell's, also the bootstrap's")
-    parser.add_argument("--output", type=Path, required=True, help="metrics.json")
-    return parser.parse_args()
+    return metrics.add_arguments(samples.add_argument(parser)).parse_args()
 
 
 def main() -> None:
     arguments = parse_arguments()
     values = structured.score_cell(
-        structured.read_samples(arguments.samples),
+        samples.read_samples(
+            arguments.samples, "sample_structured", (*samples.COLUMNS, "token_ids")
+        ),
         structured.read_divergences(arguments.divergences),
         {
             split: prompts.read_prompts(arguments.prompts_directory / f"{split}_selected.jsonl")
@@ -48,17 +43,7 @@ def main() -> None:
         max_bins=arguments.max_bins,
         seed=arguments.seed,
     )
-    metrics = {
-        "cell": {
-            "model": arguments.model,
-            "method": arguments.method,
-            "seed": arguments.seed,
-            "evaluation": "structured",
-        },
-        "values": values,
-        "provenance": files.read_json(arguments.run),
-    }
-    files.write_atomic(arguments.output, json.dumps(metrics, indent=1, allow_nan=False) + "\n")
+    metrics.write(arguments, "structured", values)
 
 
 if __name__ == "__main__":

@@ -20,6 +20,10 @@ from calibration_tuning.errors import InputError
 os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 
 OFFLINE = {"local_files_only": True, "trust_remote_code": False}
+TOKENIZER_FILES = (
+    *("tokenizer*", "spm.model", "vocab.txt", "vocab.json", "merges.txt"),
+    *("special_tokens_map.json", "added_tokens.json", "chat_template.jinja"),
+)
 TARGET_MODULES = ("q_proj", "k_proj", "v_proj", "o_proj")
 
 
@@ -65,6 +69,8 @@ def _fetch(model: str, settings: dict, folder: Path, downloads: Path) -> None:
             partial,
             settings.get("gate_page"),
         )
+        if "tokenizer_source" in settings:
+            _fetch_tokenizer(settings["tokenizer_source"], downloads, partial)
         for gguf in partial.glob("*.gguf"):
             print(f"converting {gguf.name} to safetensors", flush=True)
             convert_gguf(gguf)
@@ -85,6 +91,15 @@ def _fetch(model: str, settings: dict, folder: Path, downloads: Path) -> None:
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     files.write_atomic(folder / "manifest.json", json.dumps(manifest, indent=1) + "\n")
+
+
+def _fetch_tokenizer(address: str, downloads: Path, folder: Path) -> None:
+    """Bring the tokenizer, and nothing else, of another address to a model that has none."""
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".tokenizer-") as scratch:
+        sources.fetch_files(address, None, downloads, Path(scratch))
+        for pattern in TOKENIZER_FILES:
+            for path in Path(scratch).glob(pattern):
+                shutil.move(path, folder / path.name)
 
 
 def _check_model_files(folder: Path, source: str | list[str]) -> None:

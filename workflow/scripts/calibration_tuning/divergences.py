@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from calibration_tuning.objectives import TARGET_FLOOR
-from calibration_tuning.packing import pack, packed_logits
+from calibration_tuning.packing import next_token_logits
 from calibration_tuning.prefix_trie import Branches
 from calibration_tuning.trie import CdfTrie, PrefixTrie, prefixes_of
 
@@ -117,6 +117,7 @@ def branch_log_probabilities(
     prefixes: Sequence[tuple[int, ...]],
     branches: Branches,
     max_prefixes: int,
+    temperature: float = 1.0,
 ) -> np.ndarray:
     """The model's log-probability of the children of prefixes of a completion.
 
@@ -128,6 +129,8 @@ def branch_log_probabilities(
     branches : the children wanted, by prefix
     max_prefixes : int
         Prefixes in one forward pass; bounds memory.
+    temperature : float
+        At which the model is sampled; it divides the logits.
 
     Returns
     -------
@@ -139,12 +142,8 @@ def branch_log_probabilities(
     place[order] = np.arange(len(order))
     for start in range(0, len(order), max_prefixes):
         chunk = order[start : start + max_prefixes]
-        tree = pack([[*prompt_ids, *prefixes[number]] for number in chunk])
-        last = np.array([len(prompt_ids) + len(prefixes[number]) - 1 for number in chunk])
-        nodes = tree.nodes[np.arange(len(chunk)), last]
-        arrays = (tree.token_ids, tree.positions, tree.subtree_end, nodes)
-        logits = packed_logits(model, *(torch.from_numpy(a).to(model.device) for a in arrays))
-        logits = logits.float()
+        logits = next_token_logits(model, [[*prompt_ids, *prefixes[number]] for number in chunk])
+        logits = logits.float() / temperature
         normaliser = torch.logsumexp(logits, dim=-1)
         row = place[branches.row] - start
         wanted = np.flatnonzero((row >= 0) & (row < len(chunk)))
@@ -169,12 +168,13 @@ def divergence(
     sampled_paths: int,
     seed: int | list[int],
     max_prefixes: int = 256,
+    temperature: float = 1.0,
 ) -> Divergence:
     """Divergence of the model from a target.
 
     Parameters
     ----------
-    model, prompt_ids, max_prefixes : see `branch_log_probabilities`
+    model, prompt_ids, max_prefixes, temperature : see `branch_log_probabilities`
     trie : the target
     exact_prefixes : int
         Prefixes to evaluate exactly, at least 1; the heaviest are taken.
@@ -194,7 +194,7 @@ def divergence(
         more = more._replace(row=more.row + len(prefixes))
         everything = Branches(*map(np.concatenate, zip(branches, more, strict=True)))
     log_p = branch_log_probabilities(
-        model, prompt_ids, [*prefixes, *beyond], everything, max_prefixes
+        model, prompt_ids, [*prefixes, *beyond], everything, max_prefixes, temperature
     )
     kl = prefix_divergences(everything, log_p)
     number = len(prefixes)

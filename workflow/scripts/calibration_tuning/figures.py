@@ -18,12 +18,13 @@ from calibration_tuning import files
 from calibration_tuning.errors import InputError
 from calibration_tuning.evaluations.structured import valid_numbers
 from calibration_tuning.families import Distribution
+from calibration_tuning.tables import FIRST_METHODS
 
-# The colours of Okabe and Ito: told apart by colour-blind readers, in grey and on paper.
+# The colours of Okabe and Ito, and two of Tol's: told apart by colour-blind readers, in grey and
+# on paper.
 COLOURS = ("#D55E00", "#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+COLOURS += ("#882255", "#999933")
 TARGET_COLOUR = "#C8C8C8"
-FIRST_METHODS = ("base", "soft", "hard", "soft-exact", "string-seed")
-"""Methods that have the same colour in every figure, whichever others are in it."""
 STYLE = {
     "font.size": 7,
     "axes.titlesize": 7,
@@ -109,7 +110,7 @@ def target_bins(
 
 
 def colours_of(methods: Iterable[str]) -> dict[str, str]:
-    """A colour for each method: fixed for `FIRST_METHODS`, the remaining ones in turn."""
+    """A colour for each method: the same in every figure for `FIRST_METHODS`, others in turn."""
     fixed = dict(zip(FIRST_METHODS, COLOURS, strict=False))
     remaining = cycle(COLOURS[len(FIRST_METHODS) :])
     return {method: fixed.get(method) or next(remaining) for method in methods}

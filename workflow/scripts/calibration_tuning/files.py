@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -86,6 +87,15 @@ def read_json(path: Path | str) -> dict:
     if not isinstance(content, dict):
         raise InputError(f"{path}: expected a JSON object")
     return content
+
+
+def read_or_make(part: Path, make: Callable[[], dict]) -> dict:
+    """What a part of long work gave: read if an earlier run finished it, else made and kept."""
+    if part.exists():
+        return read_json(part)
+    result = make()
+    write_atomic(part, json.dumps(result, allow_nan=False))
+    return result
 
 
 def to_jsonl(records: list[dict]) -> str:

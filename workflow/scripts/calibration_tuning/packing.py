@@ -178,3 +178,17 @@ def packed_logits(
         use_cache=False,
     )
     return output.logits.squeeze(0)  # indexing would copy in the backward pass
+
+
+def next_token_logits(model: torch.nn.Module, sequences: Sequence[Sequence[int]]) -> torch.Tensor:
+    """Next-token logits after whole sequences, which share one forward pass as a token tree.
+
+    Returns
+    -------
+    tensor (sequences, vocabulary)
+    """
+    tree = pack(sequences)
+    last = np.array([len(sequence) - 1 for sequence in sequences])
+    nodes = tree.nodes[np.arange(len(sequences)), last]
+    arrays = (tree.token_ids, tree.positions, tree.subtree_end, nodes)
+    return packed_logits(model, *(torch.from_numpy(a).to(model.device) for a in arrays))

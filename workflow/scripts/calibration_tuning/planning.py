@@ -24,8 +24,10 @@ STAGES = ("all", "prompts", "fetch", "adapters", "samples", "metrics", "tables",
 """Targets of the workflow; models and methods are targets too, so they need other names."""
 BYTES_PER_TEXT = 2_000
 """Memory of one canonical text in a prefix trie, measured on 16,384 texts with five decimals."""
-PROMPTING_KEYS = ("prompting", "max_new_tokens")
+UNTRAINED_KEYS = ("prompting", "decoding")
 """What a method without training changes about sampling."""
+JUDGES = ("partition", "quality")
+"""Settings of an evaluation that name a judge; its samples do not depend on them."""
 
 
 def load_yaml(path: str | Path) -> dict:
@@ -139,7 +141,7 @@ class Plan:
 
     Attributes
     ----------
-    models, methods, evaluations : dict
+    models, judges, methods, evaluations : dict
         All entries by name, with their defaults filled in.
     select : dict
         Names of the models, methods and evaluations, and the seeds, that `all` runs.
@@ -152,6 +154,7 @@ class Plan:
     """
 
     models: dict[str, dict]
+    judges: dict[str, dict]
     methods: dict[str, dict]
     evaluations: dict[str, dict]
     select: dict[str, list]
@@ -170,11 +173,44 @@ class Plan:
         methods: list[str] | None = None,
     ) -> list[tuple[str, str, int]]:
         """The (model, method, seed) cells that are selected, or of these models or methods."""
-        models = models or self.select["models"]
-        methods = methods or self.select["methods"]
+        models = self.select["models"] if models is None else models
+        methods = self.select["methods"] if methods is None else methods
         methods = [m for m in methods if not trained_only or self.is_trained(m)]
         cells = product(models, methods, self.select["seeds"])
         return [cell for cell in cells if self.exclusion(*cell) is None]
+
+    def evaluations_of(self, method: str) -> list[str]:
+        """The selected evaluations that a method takes part in."""
+        own = self.methods[method].get("evaluations", self.evaluations)
+        return [evaluation for evaluation in self.select["evaluations"] if evaluation in own]
+
+    def decodings(self) -> dict[str, dict]:
+        """How each method that only draws in another way does so, by its name."""
+        return {
+            method: entry["decoding"]
+            for method, entry in self.methods.items()
+            if "decoding" in entry and "prompting" not in entry
+        }
+
+    def selected_decodings(self) -> list[str]:
+        """Those of `decodings` that are selected."""
+        return [method for method in self.select["methods"] if method in self.decodings()]
+
+    def results(self, evaluations: list[str] | None = None, **selection) -> list[tuple]:
+        """The (model, method, seed, evaluation) that are selected; see `cells`."""
+        return [
+            (model, method, seed, evaluation)
+            for model, method, seed in self.cells(**selection)
+            for evaluation in self.evaluations_of(method)
+            if evaluations is None or evaluation in evaluations
+        ]
+
+    def needed_models(self) -> list[str]:
+        """The selected models and the judges of the selected evaluations."""
+        names = dict.fromkeys(self.select["models"])
+        if "novelty" in self.select["evaluations"]:
+            names |= dict.fromkeys(self.evaluations["novelty"][role]["judge"] for role in JUDGES)
+        return list(names)
 
     def exclusion(self, model: str, method: str, seed: int) -> str | None:
         """Why a cell is left out, or None."""
@@ -191,14 +227,16 @@ class Plan:
         return [(*cell, reason) for cell in cells if (reason := self.exclusion(*cell)) is not None]
 
     def source_settings(self, model: str) -> dict:
-        """What the downloaded files of a model depend on."""
-        return self._of_model(model, ("source", "sha256", "license", "license_page", "gate_page"))
+        """What the downloaded files of a model or judge depend on."""
+        keys = ("source", "tokenizer_source", "sha256", "license", "license_page", "gate_page")
+        return self._of_model(model, keys)
 
     def training_settings(self, model: str, method: str) -> dict:
         """What an adapter depends on, beside prompts, base model and seed."""
         entry = self.models[model]
+        own = {key: value for key, value in self.methods[method].items() if key != "evaluations"}
         return (
-            self.methods[method]
+            own
             | entry.get("training", {})
             | self._loading_settings(model)
             | {"micro_batch": entry["micro_batch"]}
@@ -208,19 +246,40 @@ class Plan:
     def evaluation_settings(self, model: str, method: str, evaluation: str) -> dict:
         """What an evaluation's samples depend on, beside adapter, base model and seed."""
         entry = self.methods[method]
-        prompting = {key: entry[key] for key in PROMPTING_KEYS if key in entry}
-        return self.evaluations[evaluation] | prompting | self._loading_settings(model)
+        settings = self.evaluations[evaluation] | entry.get("evaluations", {}).get(evaluation, {})
+        return (
+            {key: value for key, value in settings.items() if key not in JUDGES}
+            | {key: entry[key] for key in UNTRAINED_KEYS if key in entry}
+            | self._loading_settings(model)
+        )
+
+    def data_sets(self) -> dict[str, dict]:
+        """What the prompts of each data set depend on, by its name."""
+        return {
+            entry["name"]: {key: entry[key] for key in ("source", "split") if key in entry}
+            for entry in self.evaluations["novelty"]["data"]
+        }
+
+    def judge_settings(self, evaluation: str, role: str) -> dict:
+        """What a judge's verdicts depend on, beside its model and the samples."""
+        settings = self.evaluations[evaluation][role]
+        return settings | self._loading_settings(settings["judge"])
 
     def _loading_settings(self, model: str) -> dict:
         """How a model is loaded and spoken to."""
-        entry = self.models[model]
+        entry = self.entry(model)
         return {"dtype": entry["dtype"], "chat": entry.get("chat", {})} | self._of_model(
             model, ("quantization",)
         )
 
     def _of_model(self, model: str, keys: tuple[str, ...]) -> dict:
         """Those of some keys that a model's entry has."""
-        return {key: self.models[model][key] for key in keys if key in self.models[model]}
+        entry = self.entry(model)
+        return {key: entry[key] for key in keys if key in entry}
+
+    def entry(self, name: str) -> dict:
+        """The registry's entry of a model or a judge."""
+        return self.models[name] if name in self.models else self.judges[name]
 
     def speed_settings(self, model: str, way: str) -> dict:
         """What a run of the comparison of ways to train depends on, beside base and prompts."""
@@ -258,6 +317,9 @@ def load_plan(config: dict, config_files: list, root: str | Path) -> Plan:
         config["families_file"],
     )
     models = {slug: registry["defaults"] | entry for slug, entry in registry["models"].items()}
+    judges = {
+        slug: registry["defaults"] | entry for slug, entry in registry.get("judges", {}).items()
+    }
     methods = {
         method: (config["training_defaults"] | entry if entry["objective"] != "none" else entry)
         for method, entry in config["methods"].items()
@@ -269,18 +331,27 @@ def load_plan(config: dict, config_files: list, root: str | Path) -> Plan:
             check_exists(entry[kind[:-1]], known, f"{name}: exclude: {kind[:-1]}")
     _check_target_names(models, methods, config["models_file"], name)
     for method, entry in methods.items():
-        _check_prompting(entry, f"{name}: methods.{method}")
+        _check_untrained(entry, f"{name}: methods.{method}")
         if entry["objective"] != "none":
             _check_budget(entry, f"{name}: methods.{method}")
-    for evaluation, entry in config["evaluations"].items():
-        for key in ("max_bins", "divergence_max_bins"):
-            _check_bins(entry, f"{name}: evaluations.{evaluation}", key)
+    for key in ("max_bins", "divergence_max_bins"):
+        _check_bins(config["evaluations"]["structured"], f"{name}: evaluations.structured", key)
+    prompts_file = config["evaluations"]["open_ended"]["prompts_file"]
+    if not os.path.isfile(prompts_file):
+        raise InputError(
+            f"{name}: evaluations.open_ended.prompts_file: no such file {prompts_file}"
+        )
+    _check_judges(config["evaluations"]["novelty"], models, judges, f"{name}: evaluations.novelty")
+    for slug in judges:
+        if slug in models:
+            raise InputError(f"{config['models_file']}: judges.{slug}: a model has this name too")
     speed = config["training_speed"]
     ways = {way: config["training_defaults"] | entry for way, entry in speed["ways"].items()}
     for way, entry in ways.items():
         _check_way(entry, f"{name}: training_speed.ways.{way}")
     return Plan(
         models,
+        judges,
         methods,
         config["evaluations"],
         config["select"],
@@ -319,12 +390,20 @@ def _check_target_names(models: dict, methods: dict, models_file: str, name: str
                 )
 
 
-def _check_prompting(entry: dict, where: str) -> None:
-    """Refuse a system prompt beside training, or without room for what it asks for."""
-    if "prompting" in entry and entry["objective"] != "none":
-        raise InputError(f"{where}.prompting: expected objective none, since nothing is trained")
-    if ("prompting" in entry) != ("max_new_tokens" in entry):
-        raise InputError(f"{where}: expected both or neither of prompting and max_new_tokens")
+def _check_untrained(entry: dict, where: str) -> None:
+    """Refuse another way of asking or drawing beside training."""
+    for key in UNTRAINED_KEYS:
+        if key in entry and entry["objective"] != "none":
+            raise InputError(f"{where}.{key}: expected objective none, since nothing is trained")
+
+
+def _check_judges(settings: dict, models: dict, judges: dict, where: str) -> None:
+    """Refuse a judge that is not in the registry, and thresholds that are no scale."""
+    for role in JUDGES:
+        check_exists(settings[role]["judge"], models | judges, f"{where}.{role}.judge:")
+    thresholds = settings["quality"]["thresholds"]
+    if sorted(thresholds) != thresholds:
+        raise InputError(f"{where}.quality.thresholds: expected ascending numbers")
 
 
 def _check_budget(settings: dict, where: str) -> None:

@@ -1,7 +1,7 @@
 """From parameter grids to prompts (Paper A, appendix on prompts)."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import product
 from pathlib import Path
 
@@ -123,14 +123,8 @@ def read_prompts(path: Path | str) -> list[dict]:
     InputError
         Names the file and line that is not such an object.
     """
-    try:
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read ({error.strerror})") from None
-    except UnicodeDecodeError:
-        raise InputError(f"{path}: expected text in UTF-8") from None
     records = []
-    for number, line in enumerate(lines, start=1):
+    for number, line in enumerate(_lines(path), start=1):
         try:
             record = json.loads(line)
             Distribution(record["family"], record["params"])
@@ -145,3 +139,42 @@ def read_prompts(path: Path | str) -> list[dict]:
     if not records:
         raise InputError(f"{path}: expected at least one prompt, found none")
     return records
+
+
+def read_open_prompts(path: Path | str, keys: Sequence[str]) -> list[dict]:
+    """Read a file of prompts that ask for something else than numbers, a JSON object a line.
+
+    Parameters
+    ----------
+    keys : sequence of str
+        What each line must have, each a text that is not blank.
+
+    Raises
+    ------
+    InputError
+        Names the file and line that is not such an object, or says that there is none.
+    """
+    records = []
+    for number, line in enumerate(_lines(path), start=1):
+        try:
+            record = json.loads(line)
+            good = all(record[key].strip() for key in keys)
+        except (ValueError, KeyError, TypeError, AttributeError):
+            good = False
+        if not good:
+            raise InputError(
+                f"{path}, line {number}: expected a JSON object with the texts {', '.join(keys)}"
+            )
+        records.append(record)
+    if not records:
+        raise InputError(f"{path}: expected at least one prompt, found none")
+    return records
+
+
+def _lines(path: Path | str) -> list[str]:
+    try:
+        return Path(path).read_text(encoding="utf-8").splitlines()
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror})") from None
+    except UnicodeDecodeError:
+        raise InputError(f"{path}: expected text in UTF-8") from None

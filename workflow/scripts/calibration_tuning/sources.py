@@ -38,6 +38,7 @@ MODEL_FILES = [
     "*.json",
     "*.jinja",
     "tokenizer.model",
+    "spm.model",
     "LICENSE*",
     "NOTICE*",
 ]

@@ -1,4 +1,4 @@
-"""Tables of metrics: one tidy table of everything, and the summary that a reader wants first."""
+"""Tables of metrics: one tidy table of everything, and a summary of each evaluation."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -10,19 +10,74 @@ from calibration_tuning.errors import InputError
 
 CELL_KEYS = ("model", "method", "seed", "evaluation")
 METRIC_KEYS = ("mean", "low", "high", "n")
-TIDY_COLUMNS = (*CELL_KEYS, "split", "metric", "value", "low", "high", "n")
-
-# Column of the summary: heading, digits after the point.
-SUMMARY_METRICS = {
-    "valid_rate": ("Valid rate", 3),
-    "wasserstein_normalised": ("W1 (sd)", 2),
-    "logit_kl": ("Logit KL (nats/token)", 3),
-    "sequence_kl": ("Sequence KL (nats)", 2),
-    "space_mass": ("Mass on space", 3),
+TIDY_COLUMNS = (
+    *(*CELL_KEYS, "split", "metric", "value", "low", "high"),
+    *("n", "prompts", "samples"),
+)
+TITLES = {
+    "structured": "Structured sampling",
+    "open_ended": "Open-ended random generation",
+    "mcq": "Balance of multiple-choice answers",
+    "novelty": "NoveltyBench",
 }
-SPLIT_NAMES = {"unseen": "unseen parameters", "heldout": "held-out families"}
+_TOKENS = {"tokens_per_answer": ("Tokens per answer", 0)}
+_ENDINGS = {"empty_rate": ("Empty", 2), "unfinished_rate": ("Unfinished", 2)} | _TOKENS
+
+# By evaluation, the columns of its summary: heading, digits after the point.
+SUMMARY_METRICS = {
+    "structured": {
+        "valid_rate": ("Valid rate", 3),
+        "wasserstein_normalised": ("W1 (sd)", 2),
+        "logit_kl": ("Logit KL (nats/token)", 3),
+        "sequence_kl": ("Sequence KL (nats)", 2),
+        "space_mass": ("Mass on space", 3),
+    }
+    | _TOKENS,
+    "open_ended": {
+        "support": ("Support at 0.9, mean", 1),
+        "support_median": ("median", 1),
+        "support_least": ("least", 0),
+        "support_most": ("most", 0),
+        "unique_fraction": ("Different answers, mean", 2),
+        "unique_fraction_median": ("median", 2),
+        "top_share": ("Top answer's share", 2),
+        "entropy": ("Entropy (nats)", 2),
+    }
+    | _ENDINGS,
+    "mcq": {
+        "parse_rate": ("Parsed", 2),
+        "share_a": ("A", 2),
+        "share_b": ("B", 2),
+        "share_c": ("C", 2),
+        "share_d": ("D", 2),
+        "total_variation": ("TV from uniform", 2),
+        "p_value": ("Chi-square p", 3),
+        "distinct_options_rate": ("Four different options", 2),
+    }
+    | _ENDINGS,
+    "novelty": {
+        "distinct": ("Distinct", 2),
+        "distinct_stand_in": ("Distinct (stand-in)", 2),
+        "utility": ("Utility", 2),
+        "utility_stand_in": ("Utility (stand-in)", 2),
+        "rating": ("Rating", 2),
+        "rating_stand_in": ("Rating (stand-in)", 2),
+    }
+    | _ENDINGS,
+}
+WITH_INTERVAL = {
+    *("support", "unique_fraction", "parse_rate", "total_variation"),
+    *("distinct", "distinct_stand_in", "utility", "utility_stand_in"),
+}
+"""Metrics that are shown with their 95 % interval where there is one seed."""
+SPLIT_NAMES = {
+    "unseen": "unseen parameters",
+    "heldout": "held-out families",
+    "prompts": "our prompts",
+    "all": "one prompt",
+}
 # Methods and splits come in this order, then any others by name.
-FIRST_METHODS = ("base", "soft", "hard", "soft-exact", "string-seed")
+FIRST_METHODS = ("base", "soft", "hard", "soft-exact", "string-seed", "verbalized")
 MISSING = "-"
 
 
@@ -38,7 +93,7 @@ def collect(paths: Iterable[Path]) -> pd.DataFrame:
     -------
     DataFrame
         A row a metric with the columns `TIDY_COLUMNS`, sorted; value, low and high float64 with
-        NaN where undefined, n and seed int64.
+        NaN where undefined, n, prompts, samples (of the split) and seed int64.
 
     Raises
     ------
@@ -54,13 +109,17 @@ def collect(paths: Iterable[Path]) -> pd.DataFrame:
         path_of[cell] = path
         splits = _entry(content, path, "values", "splits")
         for split in splits:
-            for metric in _entry(content, path, "values", "splits", split, "metrics"):
-                keys = ("values", "splits", split, "metrics", metric)
+            where = ("values", "splits", split)
+            counts = [_entry(content, path, *where, key) for key in ("prompts", "samples")]
+            for metric in _entry(content, path, *where, "metrics"):
+                keys = (*where, "metrics", metric)
                 values = (_entry(content, path, *keys, key) for key in METRIC_KEYS)
-                rows.append((*cell, split, metric, *values))
+                rows.append((*cell, split, metric, *values, *counts))
     table = pd.DataFrame(rows, columns=list(TIDY_COLUMNS))
+    numbers = dict.fromkeys(("value", "low", "high"), float)
+    numbers |= dict.fromkeys(("seed", "n", "prompts", "samples"), int)
     try:
-        table = table.astype({"seed": int, "value": float, "low": float, "high": float, "n": int})
+        table = table.astype(numbers)
     except (TypeError, ValueError) as error:
         raise InputError(f"{', '.join(map(str, path_of.values()))}: {error}") from error
     return table.sort_values(list(TIDY_COLUMNS[:6]), ignore_index=True)
@@ -91,36 +150,50 @@ def summary(tidy: pd.DataFrame, evaluation: str = "structured") -> pd.DataFrame:
     Returns
     -------
     DataFrame
-        Columns model, split, method, seeds (how many), prompts (how many), and for every key of
-        `SUMMARY_METRICS` its mean over seeds, `{metric}_sd`, the standard deviation over seeds
-        (NaN for one), and `{metric}_n`, the smallest number of prompts behind it in any seed.
+        Columns model, split, method, seeds, prompts and samples (how many; of all seeds together
+        for samples), and for every metric of the evaluation in `SUMMARY_METRICS` its mean over
+        seeds, `{metric}_sd`, the standard deviation over seeds (NaN for one), `{metric}_low` and
+        `{metric}_high`, the interval of a single seed, and `{metric}_n`, the smallest number of
+        prompts (or of samples, if there is one prompt) behind it in any seed.
 
     Raises
     ------
     InputError
         No such metrics.
     """
-    tidy = tidy[(tidy["evaluation"] == evaluation) & tidy["metric"].isin(SUMMARY_METRICS)]
+    known = SUMMARY_METRICS[evaluation]
+    tidy = tidy[(tidy["evaluation"] == evaluation) & tidy["metric"].isin(known)]
     if tidy.empty:
         raise InputError(f"no metrics of the evaluation {evaluation} to summarise")
     keys = ["model", "split", "method"]
     groups = tidy.groupby([*keys, "metric"], dropna=False)
-    wide = groups.agg(mean=("value", "mean"), sd=("value", "std"), n=("n", "min")).unstack("metric")
+    wide = groups.agg(
+        mean=("value", "mean"),
+        sd=("value", "std"),
+        n=("n", "min"),
+        low=("low", "first"),
+        high=("high", "first"),
+    ).unstack("metric")
     table = pd.DataFrame(index=wide.index)
-    table["seeds"] = tidy.groupby(keys, dropna=False)["seed"].nunique()
-    table["prompts"] = wide["n"].max(axis=1).astype(int)
-    for metric in SUMMARY_METRICS:
+    of_seed = tidy.groupby([*keys, "seed"], dropna=False)[["prompts", "samples"]].first()
+    of_seed = of_seed.groupby(keys, dropna=False)
+    table["seeds"] = of_seed.size()
+    table["prompts"] = of_seed["prompts"].max()
+    table["samples"] = of_seed["samples"].sum()
+    for metric in known:
         if metric in wide["mean"]:
             table[metric] = wide["mean"][metric]
             table[f"{metric}_sd"] = wide["sd"][metric]
-            table[f"{metric}_n"] = wide["n"][metric].astype(int)
+            for bound in ("low", "high"):
+                table[f"{metric}_{bound}"] = wide[bound][metric].where(table["seeds"] == 1)
+            table[f"{metric}_n"] = wide["n"][metric].fillna(0).astype(int)
     rank = _rank(FIRST_METHODS, SPLIT_NAMES)
     return table.reset_index().sort_values(keys, key=rank, ignore_index=True)
 
 
-def to_markdown(table: pd.DataFrame) -> str:
+def to_markdown(table: pd.DataFrame, evaluation: str = "structured") -> str:
     """A summary as a Markdown table."""
-    header, rows = _formatted(table, plus_minus="±")
+    header, rows = _formatted(table, evaluation, plus_minus="±")
     return markdown_rows(header, rows, texts=3)
 
 
@@ -130,9 +203,9 @@ def markdown_rows(header: Sequence[str], rows: Sequence[Sequence[str]], texts: i
     return "".join("| " + " | ".join(row) + " |\n" for row in (header, rule, *rows))
 
 
-def to_latex(table: pd.DataFrame) -> str:
+def to_latex(table: pd.DataFrame, evaluation: str = "structured") -> str:
     """A summary as a LaTeX tabular with booktabs rules."""
-    header, rows = _formatted(table, plus_minus=r"$\pm$")
+    header, rows = _formatted(table, evaluation, plus_minus=r"$\pm$")
     groups = [row[:2] for row in rows]
     lines = [f"\\begin{{tabular}}{{lll{'r' * (len(header) - 3)}}}", r"\toprule"]
     lines += [_latex_row(header), r"\midrule"]
@@ -143,10 +216,10 @@ def to_latex(table: pd.DataFrame) -> str:
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}"]) + "\n"
 
 
-def to_html(table: pd.DataFrame) -> str:
+def to_html(table: pd.DataFrame, evaluation: str = "structured") -> str:
     """A summary as a page of its own, for the report."""
-    header, rows = _formatted(table, plus_minus="±")
-    return html_page(pd.DataFrame(rows, columns=header), "Structured sampling", texts=3)
+    header, rows = _formatted(table, evaluation, plus_minus="±")
+    return html_page(pd.DataFrame(rows, columns=header), TITLES[evaluation], texts=3)
 
 
 def html_page(table: pd.DataFrame, title: str, texts: int) -> str:
@@ -165,9 +238,9 @@ def html_page(table: pd.DataFrame, title: str, texts: int) -> str:
     )
 
 
-def headline(table: pd.DataFrame) -> str:
+def headline(table: pd.DataFrame, evaluation: str = "structured") -> str:
     """A summary as a few aligned lines for a terminal."""
-    header, rows = _formatted(table, plus_minus="±")
+    header, rows = _formatted(table, evaluation, plus_minus="±")
     widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
     lines = []
     for row in (header, *rows):
@@ -204,30 +277,36 @@ def training_speed_rows(runs: Mapping[str, Sequence[Mapping]]) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def _formatted(table: pd.DataFrame, plus_minus: str) -> tuple[list[str], list[list[str]]]:
+def _formatted(
+    table: pd.DataFrame, evaluation: str, plus_minus: str
+) -> tuple[list[str], list[list[str]]]:
     """Header and rows of a summary as text."""
-    metrics = [metric for metric in SUMMARY_METRICS if metric in table]
-    header = ["Model", "Split", "Method", "Seeds", "Prompts"]
-    header += [SUMMARY_METRICS[metric][0] for metric in metrics]
+    known = SUMMARY_METRICS[evaluation]
+    metrics = [metric for metric in known if metric in table]
+    header = ["Model", "Split", "Method", "Seeds", "Prompts", "Samples"]
+    header += [known[metric][0] for metric in metrics]
     rows = []
     for row in table.to_dict("records"):
         texts = [row["model"], SPLIT_NAMES.get(row["split"], row["split"]), row["method"]]
-        texts += [str(row["seeds"]), str(row["prompts"])]
-        texts += [_number(row, metric, plus_minus) for metric in metrics]
+        texts += [str(row["seeds"]), str(row["prompts"]), str(row["samples"])]
+        texts += [_number(row, metric, known[metric][1], plus_minus) for metric in metrics]
         rows.append(texts)
     return header, rows
 
 
-def _number(row: dict, metric: str, plus_minus: str) -> str:
-    """Mean, spread over seeds if there are several, and n if it isn't all prompts."""
+def _number(row: dict, metric: str, digits: int, plus_minus: str) -> str:
+    """Mean, spread over seeds or interval of one, and n if it isn't all prompts or samples."""
     value, deviation, n = row[metric], row[f"{metric}_sd"], row[f"{metric}_n"]
     if pd.isna(value):
         return MISSING
-    digits = SUMMARY_METRICS[metric][1]
     text = _plain(value, digits)
+    low, high = row[f"{metric}_low"], row[f"{metric}_high"]
     if not pd.isna(deviation):
         text += f" {plus_minus} {_plain(deviation, digits)}"
-    return text if n == row["prompts"] else f"{text} (n={n})"
+    elif metric in WITH_INTERVAL and not pd.isna(low):
+        text += f" [{_plain(low, digits)}, {_plain(high, digits)}]"
+    everything = row["samples"] // row["seeds"] if row["prompts"] == 1 else row["prompts"]
+    return text if n == everything else f"{text} (n={n})"
 
 
 def _plain(value: float, digits: int) -> str:

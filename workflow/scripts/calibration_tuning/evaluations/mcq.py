@@ -7,12 +7,19 @@ spreads the right answers evenly over A to D is read off the parseable ones.
 import re
 from collections import Counter
 from collections.abc import Sequence
+from itertools import combinations
 from typing import NamedTuple
 
+import numpy as np
+import pandas as pd
 import scipy.stats
+
+from calibration_tuning.evaluations.samples import tokens_per_answer
 
 LETTERS = "ABCD"
 CONFIDENCE = 0.95
+SPLIT = "all"
+"""The only split there is."""
 
 PROMPT = """\
 Write one medical single-answer multiple-choice question with four options. Exactly one option is \
@@ -143,6 +150,79 @@ def intervals(counts: dict[str, int]) -> dict[str, tuple[float, float]]:
         interval = scipy.stats.binomtest(count, total).proportion_ci(level, method="exact")
         found[letter] = (float(interval.low), float(interval.high))
     return found
+
+
+def total_variation_interval(
+    bounds: dict[str, tuple[float, float]],
+) -> tuple[float, float]:
+    """Bounds of the total variation from uniform that hold whenever those of the shares do.
+
+    Total variation is the largest excess of any set of letters over its share under uniform, so
+    the bounds of every set's share bound it.
+
+    Parameters
+    ----------
+    bounds : of each letter's share, as `intervals` gives them
+
+    Returns
+    -------
+    low, high : float, 0 to 0.75
+    """
+    low = high = 0.0
+    for size in range(1, len(bounds)):
+        for chosen in combinations(bounds, size):
+            others = [letter for letter in bounds if letter not in chosen]
+            least = max(sum(bounds[x][0] for x in chosen), 1 - sum(bounds[x][1] for x in others))
+            most = min(sum(bounds[x][1] for x in chosen), 1 - sum(bounds[x][0] for x in others))
+            low = max(low, least - size / len(bounds))
+            high = max(high, most - size / len(bounds))
+    return low, high
+
+
+def score_cell(samples: pd.DataFrame) -> dict:
+    """Metrics of a cell's questions, in the form that every evaluation's metrics have.
+
+    Parameters
+    ----------
+    samples : DataFrame
+        A row a sample: text, token_ids, finished.
+
+    Returns
+    -------
+    dict
+        "splits"; "failures" (count by reason), "counts" of A to D among parsed questions.
+    """
+    found = score(list(samples["text"]))
+    n, parsed = found["samples"], found["parsed"]
+    metrics = {"parse_rate": rate(parsed, n)}
+    shares, bounds = found["frequencies"] or {}, found["intervals"] or {}
+    for letter in LETTERS:
+        low, high = bounds.get(letter, (None, None))
+        metrics[f"share_{letter.lower()}"] = _metric(shares.get(letter), parsed, low, high)
+    between = total_variation_interval(bounds) if bounds else (None, None)
+    metrics["total_variation"] = _metric(found["total_variation"], parsed, *between)
+    for name in ("largest_deviation", "chi_square", "p_value", "distinct_options_rate"):
+        metrics[name] = _metric(found[name], parsed)
+    metrics["empty_rate"] = rate(found["failures"].get("empty", 0), n)
+    metrics["unfinished_rate"] = rate(int((~samples["finished"]).sum()), n)
+    metrics["tokens_per_answer"] = _metric(float(np.mean(tokens_per_answer(samples))), n)
+    return {
+        "splits": {SPLIT: {"prompts": 1, "samples": n, "metrics": metrics}},
+        "failures": found["failures"],
+        "counts": found["counts"],
+    }
+
+
+def rate(count: int, total: int) -> dict:
+    """A share as a metric, with Clopper and Pearson's exact 95 % interval."""
+    interval = scipy.stats.binomtest(count, total).proportion_ci(CONFIDENCE, method="exact")
+    return _metric(count / total, total, float(interval.low), float(interval.high))
+
+
+def _metric(
+    value: float | None, n: int, low: float | None = None, high: float | None = None
+) -> dict:
+    return {"mean": value, "low": low, "high": high, "n": n}
 
 
 def _distinct_rate(questions: Sequence[Question]) -> float | None:

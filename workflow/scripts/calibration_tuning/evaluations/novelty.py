@@ -5,13 +5,28 @@ many classes there are, and how good the responses are that open a new one.
 """
 
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from calibration_tuning import files, statistics
+from calibration_tuning.errors import InputError, remake
+from calibration_tuning.evaluations.samples import tokens_per_answer
+from calibration_tuning.prompts import read_open_prompts
 
 SHORT = 5
 """Most words of a text that is compared by its words."""
 
 SAME = 0.102
 """Probability of the paper's classifier above which two texts are the same."""
+
+METRICS = ("distinct", "utility", "rating", "empty_rate", "unfinished_rate", "tokens_per_answer")
+"""Means over prompts."""
+
+STAND_IN = "stand-in"
+"""How the description of a judge begins that is not the paper's."""
 
 PATIENCE = 0.8
 """How likely a user is to ask for one more response."""
@@ -99,3 +114,127 @@ def utility(classes: Sequence[int], ratings: Sequence[float]) -> float:
 def score(classes: Sequence[int], ratings: Sequence[float]) -> dict[str, float]:
     """Number of classes ("distinct") and "utility" of the generations of one prompt."""
     return {"distinct": len(set(classes)), "utility": utility(classes, ratings)}
+
+
+def read_data(paths: Sequence[Path], most: int | None = None) -> list[tuple[str, int, dict]]:
+    """The prompts of data sets: (name of the data set, row, record) of each.
+
+    Parameters
+    ----------
+    paths : JSONL files, each named as its data set
+    most : how many of each, the first; all by default
+
+    Raises
+    ------
+    InputError
+        Names the file and line that has no prompt.
+    """
+    return [
+        (Path(path).stem, index, record)
+        for path in paths
+        for index, record in enumerate(read_open_prompts(path, ["prompt"])[:most])
+    ]
+
+
+def read_partition(path: Path) -> dict:
+    """What partition_novelty writes: "judge" in words, and "partitions" by prompt."""
+    content = files.read_json(path)
+    try:
+        classes = {(p["split"], p["prompt_index"]): p["classes"] for p in content["partitions"]}
+        return {"judge": content["judge"], "classes": classes}
+    except (KeyError, TypeError) as error:
+        again = remake("partition_novelty", path)
+        raise InputError(f"{path}: expected a judge and partitions ({error}); {again}") from None
+
+
+def score_cell(
+    samples: pd.DataFrame,
+    partition: Mapping[tuple[str, int], Sequence[int]],
+    ratings: Mapping[tuple[str, int], Sequence[int]],
+    records: Mapping[tuple[str, int], Mapping],
+    judges: Mapping[str, str],
+    seed: int,
+) -> dict:
+    """Metrics of a cell: means over the prompts of each data set, every kind with equal weight.
+
+    Parameters
+    ----------
+    samples : DataFrame
+        A row a generation: split (the data set), prompt_index, sample, text, token_ids, finished.
+    partition : classes of each prompt's generations
+    ratings : of each prompt's generations, 1 to 10
+    records : the prompts
+    judges : in words, of "partition" and "quality"; one that begins with "stand-in" is none of the
+        paper's
+    seed : of the bootstrap
+
+    Returns
+    -------
+    dict
+        "splits", a data set each, "prompts" and "judges". Metrics of the splits end in _stand_in
+        where a stand-in decided.
+
+    Raises
+    ------
+    InputError
+        A partition of other samples.
+    """
+    scored = []
+    for (split, index), group in samples.sort_values("sample").groupby(["split", "prompt_index"]):
+        key = (split, int(index))
+        classes = partition.get(key, [])
+        if len(classes) != len(group):
+            raise InputError(
+                f"prompt {index} of {split}: {len(classes)} texts in the partition, {len(group)} "
+                "samples; partition the cell again"
+            )
+        empty = sum(not text.strip() for text in group["text"])
+        scored.append(
+            {
+                "split": split,
+                "prompt_index": key[1],
+                "kind": records[key].get("kind", ""),
+                "samples": len(group),
+                "classes": classes,
+                "ratings": list(ratings[key]),
+                **score(classes, ratings[key]),
+                "rating": float(np.mean(ratings[key])),
+                "empty_rate": empty / len(group),
+                "unfinished_rate": float((~group["finished"]).mean()),
+                "tokens_per_answer": float(np.mean(tokens_per_answer(group))),
+            }
+        )
+    return {
+        "splits": _splits(scored, _names(judges), seed),
+        "prompts": scored,
+        "judges": dict(judges),
+    }
+
+
+def _names(judges: Mapping[str, str]) -> dict[str, str]:
+    """What metrics are called: by the paper's name only if the paper's judges decided."""
+    stand_in = {role: text.startswith(STAND_IN) for role, text in judges.items()}
+    decided = {
+        "distinct": stand_in["partition"],
+        "utility": any(stand_in.values()),
+        "rating": stand_in["quality"],
+    }
+    return {name: f"{name}_stand_in" if decided.get(name) else name for name in METRICS}
+
+
+def _splits(scored: Sequence[Mapping], names: Mapping[str, str], seed: int) -> dict:
+    splits = {}
+    for split in dict.fromkeys(prompt["split"] for prompt in scored):
+        of_split = [prompt for prompt in scored if prompt["split"] == split]
+        kinds = [prompt["kind"] for prompt in of_split]
+        splits[split] = {
+            "prompts": len(of_split),
+            "samples": sum(prompt["samples"] for prompt in of_split),
+            "metrics": {
+                shown: statistics.family_mean_interval(
+                    [prompt[name] for prompt in of_split], kinds, seed=seed
+                )
+                for name, shown in names.items()
+            },
+        }
+    return splits

@@ -13,13 +13,12 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-import pyarrow as pa
 
 from calibration_tuning import statistics
 from calibration_tuning.errors import InputError, remake
+from calibration_tuning.evaluations.samples import tokens_per_answer
 from calibration_tuning.families import Distribution
 
-SAMPLE_COLUMNS = ("split", "prompt_index", "text")
 DIVERGENCE_VALUES = (
     "logit_kl",
     "logit_kl_standard_error",
@@ -35,7 +34,7 @@ DIVERGENCE_VALUES = (
 )
 DIVERGENCE_KEYS = ("split", "prompt_index", "family", "params", *DIVERGENCE_VALUES)
 # What a cell reports, each averaged over prompts. KL in nats; the rest without unit, but for
-# wasserstein (the unit of the samples) and distinct_values (a count).
+# wasserstein (the unit of the samples), distinct_values (a count) and tokens_per_answer.
 METRICS = (
     "valid_rate",
     "parse_rate",
@@ -50,6 +49,7 @@ METRICS = (
     "sequence_kl",
     "space_mass",
     "space_wasserstein_normalised",
+    "tokens_per_answer",
 )
 SIGNIFICANCE = 0.05
 _NUMBER = re.compile(r"[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
@@ -171,7 +171,7 @@ def score_cell(
     Parameters
     ----------
     samples : DataFrame
-        A row a sample, with the columns `SAMPLE_COLUMNS`.
+        A row a sample, with the columns split, prompt_index, text and token_ids.
     divergences : sequence of mappings
         One for every sampled prompt, with `DIVERGENCE_KEYS`; KL in nats.
     prompts : mapping of str to sequence of mappings
@@ -212,6 +212,7 @@ def score_cell(
                 "family": record["family"],
                 "params": record["params"],
                 **score_prompt(list(group["text"]), distribution, decimals, max_bins),
+                "tokens_per_answer": float(np.mean(tokens_per_answer(group))),
                 **{key: divergence[key] for key in DIVERGENCE_VALUES},
                 "space_wasserstein_normalised": (
                     None if distance is None else _finite(_ratio(distance, deviation))
@@ -241,23 +242,6 @@ def summarise(scored: Sequence[Mapping], seed: int) -> dict:
         "samples": sum(prompt["samples"] for prompt in scored),
         "metrics": metrics,
     }
-
-
-def read_samples(path: Path) -> pd.DataFrame:
-    """The columns `SAMPLE_COLUMNS` of a Parquet file of samples; InputError if it has no such."""
-    try:
-        samples = pd.read_parquet(path, columns=list(SAMPLE_COLUMNS))
-    except (OSError, ValueError, pa.ArrowException) as error:
-        reason = str(error).splitlines()[0]
-        raise InputError(
-            f"{path}: expected Parquet with columns {', '.join(SAMPLE_COLUMNS)} ({reason}); "
-            f"{remake('sample_structured', path)}"
-        ) from error
-    if samples.empty or samples.isna().any(axis=None):
-        raise InputError(
-            f"{path}: expected samples without missing values; {remake('sample_structured', path)}"
-        )
-    return samples
 
 
 def read_divergences(path: Path) -> list[dict]:

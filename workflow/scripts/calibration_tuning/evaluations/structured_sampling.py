@@ -4,18 +4,16 @@ Each selected prompt is sampled and its divergence from the target measured. A p
 stored as soon as it is done, so a run that is killed goes on where it was.
 """
 
-import io
-import json
 import math
 import re
 from collections.abc import Sequence
 from pathlib import Path
 
-import pyarrow as pa
-import pyarrow.parquet as pq
+import numpy as np
 
 from calibration_tuning import chat, files, prompting
 from calibration_tuning.divergences import Divergence, divergence
+from calibration_tuning.evaluations.samples import write_samples
 from calibration_tuning.families import Distribution
 from calibration_tuning.sampling import Sample, sample_completions
 from calibration_tuning.trie import CdfTrie, PrefixTrie, build_trie
@@ -23,17 +21,6 @@ from calibration_tuning.trie import CdfTrie, PrefixTrie, build_trie
 _NUMBER_SO_FAR = re.compile(r"\s*[+-]?[0-9]*(\.[0-9]*)?([eE][+-]?[0-9]*)?\s*")
 
 NO_DIVERGENCE = dict.fromkeys((*Divergence._fields, "space_mass_standard_error"))
-
-SAMPLES_SCHEMA = pa.schema(
-    [
-        ("split", pa.string()),
-        ("prompt_index", pa.int32()),
-        ("sample", pa.int32()),
-        ("text", pa.string()),
-        ("token_ids", pa.list_(pa.int32())),
-        ("finished", pa.bool_()),
-    ]
-)
 
 
 def may_become_number(text: str) -> bool:
@@ -51,21 +38,18 @@ def evaluate_prompt(
     prompt : record with family, params and prompt
     settings : evaluation settings: samples, max_new_tokens, max_rows, decimals,
         divergence_max_bins, exact_prefixes, sampled_paths, chat; prompting, for a method that
-        asks with a system prompt
+        asks with a system prompt; decoding, for one that draws in another way
     stop_ids : tokens that end an answer
     seed : random stream of this prompt
 
     Returns
     -------
-    dict with "samples" (list of [text, token ids, finished]) and "divergence". After a system
-    prompt the text is the answer, of all that was sampled, and there is no divergence: the
-    answer's probability is a sum over every way to get there.
+    dict with "samples" (list of [answer, token ids, finished]) and "divergence". After a system
+    prompt there is no divergence: an answer's probability is a sum over every way to get there.
+    With min-p there is none either, since texts of the target have probability 0.
     """
-    chat_settings = settings["chat"]
-    if "prompting" in settings:
-        samples = sample_answers(model, tokenizer, prompt, settings, stop_ids, seed)
-        return {"samples": samples, "divergence": NO_DIVERGENCE}
-    prompt_ids = chat.encode_prompt(tokenizer, prompt["prompt"], chat_settings)
+    decoding = settings.get("decoding", {})
+    prompt_ids = prompting.encode_prompt(tokenizer, prompt["prompt"], settings, "number")
     samples = sample_completions(
         model,
         tokenizer,
@@ -75,14 +59,20 @@ def evaluate_prompt(
         max_new_tokens=settings["max_new_tokens"],
         max_rows=settings["max_rows"],
         seed=[*seed, 0],
-        viable=may_become_number,
+        stop_strings=prompting.stop_strings(settings),
+        viable=None if "prompting" in settings else may_become_number,
+        **decoding,
     )
+    rng = np.random.default_rng([*seed, 2])
+    answers = prompting.answers(samples, tokenizer, settings, rng)
+    if "prompting" in settings or decoding.get("min_p", 0) > 0:
+        return {"samples": answers, "divergence": NO_DIVERGENCE}
     trie = build_trie(
         Distribution(prompt["family"], prompt["params"]),
         settings["decimals"],
         settings["divergence_max_bins"],
         chat.completion_encoder(tokenizer),
-        chat.end_of_turn_id(tokenizer, chat_settings),
+        chat.end_of_turn_id(tokenizer, settings["chat"]),
     )
     found = divergence(
         model,
@@ -91,37 +81,9 @@ def evaluate_prompt(
         exact_prefixes=settings["exact_prefixes"],
         sampled_paths=settings["sampled_paths"],
         seed=[*seed, 1],
+        temperature=decoding.get("temperature", 1.0),
     )
-    return {
-        "samples": [[sample.text, list(sample.token_ids), sample.finished] for sample in samples],
-        "divergence": with_mass(found, samples, trie),
-    }
-
-
-def sample_answers(
-    model, tokenizer, prompt: dict, settings: dict, stop_ids: frozenset[int], seed: list[int]
-) -> list[list]:
-    """Answers of a method that asks with a system prompt: [answer, token ids, finished]."""
-    samples = sample_completions(
-        model,
-        tokenizer,
-        chat.encode_prompt(
-            tokenizer,
-            prompt["prompt"],
-            settings["chat"],
-            system=prompting.SYSTEM_PROMPTS[settings["prompting"]],
-        ),
-        settings["samples"],
-        stop_ids=stop_ids,
-        max_new_tokens=settings["max_new_tokens"],
-        max_rows=settings["max_rows"],
-        seed=[*seed, 0],
-        stop_strings=[prompting.STOP_STRING],
-    )
-    return [
-        [prompting.extract_answer(sample.text), list(sample.token_ids), sample.finished]
-        for sample in samples
-    ]
+    return {"samples": answers, "divergence": with_mass(found, samples, trie)}
 
 
 def with_mass(found: Divergence, samples: Sequence[Sample], trie: PrefixTrie | CdfTrie) -> dict:
@@ -146,15 +108,6 @@ def is_canonical(trie: PrefixTrie | CdfTrie, path: tuple[int, ...]) -> bool:
         return False
 
 
-def evaluate_or_read(part: Path, *arguments) -> dict:
-    """`evaluate_prompt`, kept in a file; a part that an earlier run finished is read instead."""
-    if part.exists():
-        return files.read_json(part)
-    result = evaluate_prompt(*arguments)
-    files.write_atomic(part, json.dumps(result, allow_nan=False))
-    return result
-
-
 def write_cell(
     results: Sequence[tuple[str, int, dict, dict]], samples_path: Path, divergences_path: Path
 ) -> None:
@@ -164,21 +117,6 @@ def write_cell(
     ----------
     results : (split, row of the prompt in its split's file, prompt record, part) of each prompt
     """
-    rows = [
-        (split, index, number, text, token_ids, finished)
-        for split, index, _, part in results
-        for number, (text, token_ids, finished) in enumerate(part["samples"])
-    ]
-    columns = [list(column) for column in zip(*rows, strict=True)]
-    table = pa.table(
-        [
-            pa.array(column, field.type)
-            for column, field in zip(columns, SAMPLES_SCHEMA, strict=True)
-        ],
-        schema=SAMPLES_SCHEMA,
-    )
-    buffer = io.BytesIO()
-    pq.write_table(table, buffer, compression="zstd")
     divergences = [
         {
             "split": split,
@@ -192,4 +130,6 @@ def write_cell(
         for split, index, prompt, part in results
     ]
     files.write_atomic(divergences_path, files.to_jsonl(divergences))
-    files.write_atomic(samples_path, buffer.getvalue())
+    write_samples(
+        samples_path, [(split, index, part["samples"]) for split, index, _, part in results]
+    )
