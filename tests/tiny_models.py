@@ -12,6 +12,7 @@ import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
     AutoConfig,
+    AutoModel,
     AutoModelForCausalLM,
     AutoModelForImageTextToText,
     PreTrainedTokenizerFast,
@@ -20,6 +21,7 @@ from transformers import (
 
 ARCHITECTURES = ("qwen3", "gemma3", "llama", "gptoss")
 IMAGE_TEXT = "gemma3-image-text"
+ENCODER = "encoder"
 GROUPED_DIGITS = ("llama", "gptoss")
 SPECIAL_TOKENS = ["<pad>", "<bos>", "<start>", "<end>", "<eos>"]
 CHAT_TEMPLATE = (
@@ -121,12 +123,31 @@ def build_image_text_model(seed: int = 0) -> torch.nn.Module:
     return model.eval()
 
 
+def build_encoder(seed: int = 0) -> torch.nn.Module:
+    """A sentence encoder of the class of the stand-in for NoveltyBench's classifier."""
+    set_seed(seed)
+    config = AutoConfig.for_model(
+        "bert",
+        vocab_size=len(build_tokenizer("qwen3")),
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        max_position_embeddings=512,
+        pad_token_id=0,
+    )
+    return AutoModel.from_config(config, dtype=torch.float32).eval()
+
+
 def save_tiny(architecture: str, folder: Path | str, seed: int = 0) -> Path:
     """Save a model and its tokenizer as a local hub-like repository."""
     folder = Path(folder)
     if architecture == IMAGE_TEXT:
         build_image_text_model(seed).save_pretrained(folder)
         build_tokenizer("gemma3").save_pretrained(folder)
+    elif architecture == ENCODER:
+        build_encoder(seed).save_pretrained(folder)
+        build_tokenizer("qwen3").save_pretrained(folder)
     else:
         build_model(architecture, seed).save_pretrained(folder)
         build_tokenizer(architecture).save_pretrained(folder)

@@ -12,7 +12,7 @@ import collect_metrics
 import plot_gallery
 import plot_training
 import score_structured
-import tabulate
+import tabulate_evaluation
 from calibration_tuning import errors, files
 from cells import PROMPTS, make_divergences, make_provenance, make_samples
 
@@ -83,7 +83,7 @@ def test_from_scores_to_tables(run, cell, capsys):
     )
     assert len(pd.read_csv(cell / "metrics.csv")) == 2 * 2 * 14
     run(
-        tabulate,
+        tabulate_evaluation,
         "--evaluation structured --metrics metrics.csv --csv t.csv --markdown t.md"
         " --latex t.tex --html t.html",
     )

@@ -26,7 +26,7 @@ rule collect_metrics:
         " 2>&1 | tee {log:q}"
 
 
-rule tabulate:
+rule tabulate_evaluation:
     """The summary of an evaluation: methods by split."""
     input:
         "<results>/tables/metrics.csv",
@@ -42,13 +42,13 @@ rule tabulate:
             labels={"table": "{evaluation}"},
         ),
     log:
-        "<logs>/tabulate/{evaluation}.log",
+        "<logs>/tabulate_evaluation/{evaluation}.log",
     localrule: True
     conda:
         "../../envs/calibration.yaml"
     params:
-        script=script("tabulate.py"),
-        code=code("tabulate.py"),
+        script=script("tabulate_evaluation.py"),
+        code=code("tabulate_evaluation.py"),
     shell:
         "python {params.script:q} --metrics {input:q} --evaluation {wildcards.evaluation}"
         " --csv {output.csv:q} --markdown {output.markdown:q} --latex {output.latex:q}"

@@ -19,9 +19,6 @@ from calibration_tuning.prompts import read_open_prompts
 SHORT = 5
 """Most words of a text that is compared by its words."""
 
-SAME = 0.102
-"""Probability of the paper's classifier above which two texts are the same."""
-
 METRICS = ("distinct", "utility", "rating", "empty_rate", "unfinished_rate", "tokens_per_answer")
 """Means over prompts."""
 
@@ -78,9 +75,9 @@ def partition(texts: Sequence[str], equivalent: Callable[[str, str], bool]) -> l
     return classes
 
 
-def rating(reward: float) -> int:
-    """A reward as a rating from 1 to 10."""
-    return bisect_left(REWARD_THRESHOLDS, reward) + 1
+def rating(reward: float, thresholds: Sequence[float] = REWARD_THRESHOLDS) -> int:
+    """A reward as a rating from 1 to 10, which goes up by one at each threshold."""
+    return bisect_left(thresholds, reward) + 1
 
 
 def utility(classes: Sequence[int], ratings: Sequence[float]) -> float:

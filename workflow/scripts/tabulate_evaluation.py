@@ -1,7 +1,7 @@
 """Write the summary of an evaluation as CSV, Markdown, LaTeX and HTML, and print it.
 
 Example:
-    python workflow/scripts/tabulate.py --metrics results/tables/metrics.csv \
+    python workflow/scripts/tabulate_evaluation.py --metrics results/tables/metrics.csv \
         --evaluation mcq --csv results/tables/mcq.csv --markdown results/tables/mcq.md \
         --latex results/tables/mcq.tex --html results/tables/mcq.html
 """
