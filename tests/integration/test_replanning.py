@@ -8,7 +8,7 @@ import yaml
 
 from repository import GRID, copy_repository, planned, replace, snakemake
 
-SUMMARIES = {"collect_metrics": 1, "tabulate_structured": 1, "write_report": 1, "all": 1}
+SUMMARIES = {"collect_metrics": 1, "tabulate_evaluation": 1, "write_report": 1, "all": 1}
 
 
 @pytest.fixture

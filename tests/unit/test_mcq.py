@@ -1,5 +1,6 @@
 """MCQ answer balance: texts good and broken, and what follows from the counts."""
 
+import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -116,3 +117,59 @@ def test_the_order_of_samples_means_nothing(texts):
 @given(st.text(max_size=200))
 def test_any_text_is_parsed_or_has_a_reason(text):
     assert isinstance(mcq.parse(text), mcq.Question | str)
+
+
+@given(st.lists(st.integers(0, 60), min_size=4, max_size=4).filter(any))
+def test_the_interval_of_total_variation_holds_it(counts):
+    counts = dict(zip(mcq.LETTERS, counts, strict=True))
+    found = mcq.balance(counts)
+    low, high = mcq.total_variation_interval(found["intervals"])
+    assert 0 <= low <= found["total_variation"] + 1e-12
+    assert found["total_variation"] <= high + 1e-12
+    assert high <= 0.75 + 1e-12
+
+
+def test_total_variation_bounds_by_hand():
+    exact = dict.fromkeys(mcq.LETTERS, (0.25, 0.25))
+    assert mcq.total_variation_interval(exact) == (0, 0)
+    known = {"A": (0.7, 0.7), "B": (0.1, 0.1), "C": (0.1, 0.1), "D": (0.1, 0.1)}
+    assert mcq.total_variation_interval(known) == pytest.approx((0.45, 0.45))
+    # A has at least 0.5, whatever the others have; at most 0.9, and then TV is 0.65.
+    loose = {"A": (0.5, 0.9), "B": (0, 0.5), "C": (0, 0.5), "D": (0, 0.5)}
+    assert mcq.total_variation_interval(loose) == pytest.approx((0.25, 0.65))
+
+
+def test_a_cells_metrics_and_what_stands_behind_them():
+    good = "Question: x\nA. 1\nB. 2\nC. 3\nD. 4\nCorrect Answer: {}\nExplanation: y"
+    texts = [good.format("A")] * 3 + [good.format("C"), "", "no question"]
+    frame = pd.DataFrame(
+        {
+            "text": texts,
+            "token_ids": [[1] * 4] * 5 + [[1] * 10],
+            "finished": [True] * 5 + [False],
+        }
+    )
+    values = mcq.score_cell(frame)
+    split = values["splits"]["all"]
+    assert (split["prompts"], split["samples"]) == (1, 6)
+    metrics = split["metrics"]
+    assert metrics["parse_rate"]["mean"] == pytest.approx(4 / 6)
+    assert metrics["parse_rate"]["n"] == 6
+    assert metrics["share_a"]["mean"] == 0.75
+    assert metrics["share_a"]["n"] == 4
+    assert metrics["share_a"]["low"] < 0.75 < metrics["share_a"]["high"]
+    assert metrics["total_variation"]["mean"] == pytest.approx(0.5)
+    assert metrics["empty_rate"]["mean"] == metrics["unfinished_rate"]["mean"] == 1 / 6
+    assert metrics["tokens_per_answer"]["mean"] == 5
+    assert values["counts"] == {"A": 3, "B": 0, "C": 1, "D": 0}
+    assert values["failures"] == {"empty": 1, "no answer": 1}
+    shuffled = mcq.score_cell(frame.sample(frac=1, random_state=1))
+    assert shuffled == values
+
+
+def test_nothing_parsed_leaves_shares_undefined():
+    frame = pd.DataFrame({"text": [" "] * 3, "token_ids": [[1]] * 3, "finished": [True] * 3})
+    metrics = mcq.score_cell(frame)["splits"]["all"]["metrics"]
+    assert metrics["share_b"] == {"mean": None, "low": None, "high": None, "n": 0}
+    assert metrics["total_variation"]["mean"] is None
+    assert metrics["empty_rate"]["mean"] == 1

@@ -1,12 +1,17 @@
 """Open-ended answers: normalisation, known numbers, and laws."""
 
+import json
 import math
 
+import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from calibration_tuning import prompts
+from calibration_tuning.errors import InputError
 from calibration_tuning.evaluations import open_ended
+from repository import ROOT
 
 
 @pytest.mark.parametrize(
@@ -81,3 +86,110 @@ def test_laws_of_answers(texts):
 def test_normalising_twice_changes_nothing(text):
     once = open_ended.normalise(text)
     assert open_ended.normalise(once) == once
+
+
+PROMPTS = [{"category": c, "prompt": f"name a {c}"} for c in ("city", "job", "pet")]
+SUPPORTS = [[1] * 18 + [3, 4, 9], [1] * 18 + [5, 5, 5], [1] * 18 + [10, 20, 30]]
+
+
+def answers_of_a_cell():
+    texts = {0: ["Paris", "Paris", "Rome", " "], 1: ["baker"] * 4}
+    rows = [(index, text) for index, group in texts.items() for text in group]
+    frame = pd.DataFrame(rows, columns=["prompt_index", "text"])
+    frame["token_ids"] = [[1, 2]] * 4 + [[1] * 6] * 4
+    frame["finished"] = [True] * 7 + [False]
+    return frame
+
+
+def test_a_cells_metrics_and_what_stands_behind_them():
+    values = open_ended.score_cell(answers_of_a_cell(), SUPPORTS, PROMPTS, seed=1)
+    split = values["splits"]["prompts"]
+    assert (split["prompts"], split["samples"]) == (3, 8)
+    metrics = split["metrics"]
+    assert open_ended.THRESHOLDS[18] == 0.9
+    assert metrics["support"]["mean"] == 6  # of 3, 5 and 10
+    assert metrics["support"]["n"] == 3
+    assert [metrics[f"support_{what}"]["mean"] for what in ("median", "least", "most")] == [
+        5,
+        3,
+        10,
+    ]
+    assert metrics["unique_fraction"]["mean"] == pytest.approx((0.5 + 0.25) / 2)
+    assert metrics["unique_fraction"]["n"] == 2  # the third was not sampled
+    assert metrics["top_share"]["mean"] == pytest.approx((0.5 + 1) / 2)
+    assert metrics["empty_rate"]["mean"] == metrics["unfinished_rate"]["mean"] == 0.125
+    assert metrics["tokens_per_answer"]["mean"] == 4
+    assert values["curve"]["median"][18:] == [5, 5, 9]
+    assert values["curve"]["lower_quartile"][18] == 4
+    assert [prompt["samples"] for prompt in values["prompts"]] == [4, 4, 0]
+
+
+def test_the_order_of_samples_changes_nothing():
+    frame = answers_of_a_cell()
+    shuffled = frame.sample(frac=1, random_state=3)
+    assert open_ended.score_cell(frame, SUPPORTS, PROMPTS, seed=1) == open_ended.score_cell(
+        shuffled, SUPPORTS, PROMPTS, seed=1
+    )
+
+
+def test_without_support_there_is_no_curve():
+    values = open_ended.score_cell(answers_of_a_cell(), [None] * 3, PROMPTS, seed=1)
+    assert values["curve"] is None
+    metrics = values["splits"]["prompts"]["metrics"]
+    assert metrics["support"] == {"mean": None, "low": None, "high": None, "n": 0}
+    assert metrics["support_most"]["mean"] is None
+
+
+def test_answers_of_white_space_only_are_counted_not_scored():
+    frame = answers_of_a_cell().assign(text=" \n")
+    metrics = open_ended.score_cell(frame, SUPPORTS, PROMPTS, seed=1)["splits"]["prompts"][
+        "metrics"
+    ]
+    assert metrics["empty_rate"]["mean"] == 1
+    assert metrics["entropy"]["mean"] is None
+    assert metrics["top_share"]["n"] == 0
+
+
+def test_other_prompts_than_were_sampled_are_refused():
+    with pytest.raises(InputError, match="prompts have changed"):
+        open_ended.score_cell(answers_of_a_cell(), SUPPORTS[:1], PROMPTS[:1], seed=1)
+    with pytest.raises(InputError, match="prompts have changed"):
+        open_ended.score_cell(answers_of_a_cell(), SUPPORTS, PROMPTS[:2], seed=1)
+
+
+@pytest.mark.parametrize("line", ["{", '{"support": [1, 2]}', '{"supports": null}', "[]"])
+def test_a_damaged_support_file_is_named(tmp_path, line):
+    path = tmp_path / "support.jsonl"
+    path.write_text(json.dumps({"support": SUPPORTS[0]}) + '\n{"support": null}\n')
+    assert open_ended.read_supports(path) == [SUPPORTS[0], None]
+    path.write_text(f'{{"support": null}}\n{line}\n')
+    with pytest.raises(InputError, match=r"support\.jsonl, line 2: .* sample_open_ended"):
+        open_ended.read_supports(path)
+
+
+def test_the_shipped_prompts():
+    """102, as many as the paper has, and those that the figure shows are among the sampled."""
+    records = prompts.read_open_prompts(ROOT / "config/prompts/open_ended.jsonl", open_ended.KEYS)
+    assert len(records) == len({r["category"] for r in records}) == 102
+    assert len({record["prompt"] for record in records}) == 102
+    assert [r["category"] for r in records[:4]] == ["weekday", "city", "animal", "first name"]
+    assert all("\n" not in record["prompt"] for record in records)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("", "expected at least one prompt, found none"),
+        ('{"category": "city", "prompt": "x"}\nname a city\n', "line 2: expected a JSON object"),
+        ('{"prompt": "x"}\n', "line 1: expected a JSON object with the texts category, prompt"),
+        ('{"category": "city", "prompt": " "}\n', "line 1: expected a JSON object with the texts"),
+        ('{"category": "city", "prompt": 3}\n', "line 1: expected a JSON object with the texts"),
+    ],
+)
+def test_a_bad_prompt_file_is_one_line(tmp_path, content, message):
+    path = tmp_path / "prompts.jsonl"
+    path.write_text(content)
+    with pytest.raises(InputError, match=message) as caught:
+        prompts.read_open_prompts(path, open_ended.KEYS)
+    assert str(path) in str(caught.value)
+    assert "\n" not in str(caught.value)

