@@ -1,15 +1,23 @@
 """Methods without training: the system prompt, the answer between tags, what is measured of it."""
 
-import json
+from argparse import Namespace
 from collections import Counter
 
 import numpy as np
 import pytest
 
+import sample_structured
 from calibration_tuning import chat, prompting
-from calibration_tuning.evaluations import samples, structured, structured_sampling
+from calibration_tuning.evaluations import (
+    samples,
+    structured,
+    structured_sampling,
+    text_sampling,
+)
+from calibration_tuning.evaluations.cell import Cell
 from calibration_tuning.families import Distribution
 from calibration_tuning.sampling import Sample
+from calibration_tuning.trie import build_trie
 from tiny_models import ARCHITECTURES, build_model, build_tokenizer
 
 PROMPT = Distribution("gaussian", {"mu": 0.0, "sigma": 1.0})
@@ -129,23 +137,24 @@ def test_every_prompting_of_the_schema_has_a_system_prompt():
 
 def test_a_prompted_cell_has_samples_and_no_divergence(tmp_path, monkeypatch):
     """Answers are scored as any other samples; a divergence of answers is not known."""
-    model, tokenizer = build_model("llama"), build_tokenizer("llama")
+    cell = Cell(build_model("llama"), build_tokenizer("llama"), frozenset({3}), "cpu")
     seen = {}
 
-    def sampled(model, tokenizer, prompt_ids, n, **options):
-        seen.update(options, prompt=tokenizer.decode(prompt_ids))
+    def sampled(model, tokenizer, prompts, n, **options):
+        seen.update(options, prompt=tokenizer.decode(prompts[0]))
         texts = ["<answer>0.5</answer>", "<answer>none</answer>", "0.5"]
-        return [Sample((9, 3), text, True) for text in texts[:n]]
+        return [[Sample((9, 3), text, True) for text in texts[:n]] for _ in prompts]
 
-    monkeypatch.setattr(structured_sampling, "sample_completions", sampled)
-    part = structured_sampling.evaluate_prompt(
-        model, tokenizer, RECORD, SETTINGS, frozenset({3}), [1]
-    )
-    assert "<answer>" in seen["prompt"].split("<start>user")[0]
+    monkeypatch.setattr(text_sampling, "sample_prompts", sampled)
+    arguments = Namespace(settings=SETTINGS, seed=1, label="x")
+    selected = [(0, "unseen", 0, RECORD)]
+    parts = sample_structured.sample_prompted(arguments, cell, selected, tmp_path)
+    asked = seen["prompt"].split("<start>user")[0]
+    assert prompting.SYSTEM_PROMPTS["string_seed"]["number"] in asked
     assert seen["stop_strings"] == ("</answer>",)
-    assert [sample[0] for sample in part["samples"]] == ["0.5", "none", ""]
+    assert [sample[0] for sample in parts[0]["samples"]] == ["0.5", "none", ""]
     paths = tmp_path / "samples.parquet", tmp_path / "divergences.jsonl"
-    structured_sampling.write_cell([("unseen", 0, RECORD, json.loads(json.dumps(part)))], *paths)
+    structured_sampling.write_cell([("unseen", 0, RECORD, parts[0])], *paths)
     values = structured.score_cell(
         samples.read_samples(paths[0], "sample_structured", samples.SCHEMA.names),
         structured.read_divergences(paths[1]),
@@ -157,12 +166,35 @@ def test_a_prompted_cell_has_samples_and_no_divergence(tmp_path, monkeypatch):
     metrics = values["splits"]["unseen"]["metrics"]
     assert metrics["valid_rate"]["mean"] == pytest.approx(1 / 3)
     assert metrics["sequence_kl"] == {"mean": None, "low": None, "high": None, "n": 0}
+    assert metrics["tokens_per_answer"]["mean"] == 2
 
 
 def test_a_prompted_sample_of_a_real_model(tmp_path):
+    cell = Cell(build_model("qwen3"), build_tokenizer("qwen3"), frozenset({3}), "cpu")
+    part = text_sampling.sample_part(cell, [RECORD["prompt"]], 3, SETTINGS, [1], "number")
+    assert len(part["answers"][0]) == 3
+    assert all(text == "" and 1 <= len(ids) <= 5 for text, ids, _ in part["answers"][0])
+
+
+def test_a_hotter_cell_has_the_divergence_of_its_temperature_and_min_p_none():
     model, tokenizer = build_model("qwen3"), build_tokenizer("qwen3")
-    part = structured_sampling.evaluate_prompt(
-        model, tokenizer, RECORD, SETTINGS, frozenset({3}), [1]
-    )
-    assert len(part["samples"]) == SETTINGS["samples"]
-    assert all(text == "" and 1 <= len(ids) <= 5 for text, ids, _ in part["samples"])
+    settings = {
+        "samples": 4, "max_new_tokens": 5, "max_rows": 8, "decimals": 1, "chat": {},
+        "divergence_max_bins": 21, "exact_prefixes": 500, "sampled_paths": 4,
+    }  # fmt: skip
+
+    def sequence_kl(**decoding):
+        part = structured_sampling.evaluate_prompt(
+            model, tokenizer, RECORD, settings | {"decoding": decoding}, frozenset({3}), [1]
+        )
+        return part["divergence"]["sequence_kl"]
+
+    plain, hot = sequence_kl(temperature=1.0), sequence_kl(temperature=1e6)
+    assert plain != pytest.approx(hot, rel=1e-3)
+    # Hot without limit, every token is as likely as any other.
+    trie = build_trie(PROMPT, 1, 21, lambda text: tokenizer.encode(text), 3)
+    log_q = np.log(trie.probabilities)
+    tokens = np.array([len(sequence) for sequence in trie.sequences])
+    uniform = trie.probabilities @ (log_q + tokens * np.log(model.config.vocab_size))
+    assert hot == pytest.approx(uniform, rel=1e-3)
+    assert sequence_kl(min_p=0.1) is None

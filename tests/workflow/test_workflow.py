@@ -23,10 +23,10 @@ MODULES = """
 """
 
 
-MODEL_RULES = """
-    sample_structured score_structured sample_open_ended score_open_ended sample_mcq score_mcq
-    generate_novelty partition_novelty score_novelty
-""".split()
+MODEL_RULES = (
+    *("sample_structured", "score_structured", "sample_open_ended", "score_open_ended"),
+    *("sample_mcq", "score_mcq", "generate_novelty", "partition_novelty", "score_novelty"),
+)
 """The rules that run once a cell."""
 
 

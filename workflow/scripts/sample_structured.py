@@ -17,10 +17,38 @@ from pathlib import Path
 from tqdm import tqdm
 
 from calibration_tuning import errors, files, prompts
-from calibration_tuning.evaluations import cell
+from calibration_tuning.evaluations import cell, text_sampling
 from calibration_tuning.evaluations import structured_sampling as structured
 
 SPLITS = ("unseen", "heldout")
+
+
+def sample_and_measure(arguments, loaded: cell.Cell, selected: list, work: Path) -> list[dict]:
+    """Samples and divergence of each prompt, kept as soon as it is done."""
+    parts = []
+    bar = tqdm(selected, desc=arguments.label, unit="prompt", file=sys.stderr, mininterval=5)
+    for number, split, index, record in bar:
+        seed = [arguments.seed, number, index]
+        make = partial(
+            structured.evaluate_prompt,
+            *(loaded.model, loaded.tokenizer, record, arguments.settings, loaded.stop_ids, seed),
+        )
+        parts.append(files.read_or_make(work / f"{split}-{index}.json", make))
+    return parts
+
+
+def sample_prompted(arguments, loaded: cell.Cell, selected: list, work: Path) -> list[dict]:
+    """Answers after a system prompt: few and long, so many prompts run together."""
+    answers = text_sampling.sample_answers(
+        loaded,
+        [record["prompt"] for *_, record in selected],
+        arguments.settings,
+        [arguments.seed],
+        work,
+        arguments.label,
+        kind="number",
+    )
+    return [{"samples": found, "divergence": structured.NO_DIVERGENCE} for found in answers]
 
 
 def main() -> None:
@@ -36,18 +64,10 @@ def main() -> None:
     ]
     loaded = cell.load(arguments)
     work, lock = cell.claim_work(arguments, paths)
-    results = []
-    bar = tqdm(selected, desc=arguments.label, unit="prompt", file=sys.stderr, mininterval=5)
-    for number, split, index, record in bar:
-        seed = [arguments.seed, number, index]
-        make = partial(
-            structured.evaluate_prompt,
-            *(loaded.model, loaded.tokenizer, record, arguments.settings, loaded.stop_ids, seed),
-        )
-        part = files.read_or_make(work / f"{split}-{index}.json", make)
-        results.append((split, index, record, part))
+    run = sample_prompted if "prompting" in arguments.settings else sample_and_measure
+    parts = run(arguments, loaded, selected, work)
     structured.write_cell(
-        results,
+        [(*key, part) for (_, *key), part in zip(selected, parts, strict=True)],
         arguments.output_directory / "samples.parquet",
         arguments.output_directory / "divergences.jsonl",
     )

@@ -9,9 +9,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
-
-from calibration_tuning import chat, files, prompting
+from calibration_tuning import chat, files
 from calibration_tuning.divergences import Divergence, divergence
 from calibration_tuning.evaluations.samples import write_samples
 from calibration_tuning.families import Distribution
@@ -20,6 +18,8 @@ from calibration_tuning.trie import CdfTrie, PrefixTrie, build_trie
 
 _NUMBER_SO_FAR = re.compile(r"\s*[+-]?[0-9]*(\.[0-9]*)?([eE][+-]?[0-9]*)?\s*")
 
+# Of a method whose divergence is not known. After a system prompt an answer's probability is a sum
+# over every way to get there.
 NO_DIVERGENCE = dict.fromkeys((*Divergence._fields, "space_mass_standard_error"))
 
 
@@ -37,19 +37,18 @@ def evaluate_prompt(
     ----------
     prompt : record with family, params and prompt
     settings : evaluation settings: samples, max_new_tokens, max_rows, decimals,
-        divergence_max_bins, exact_prefixes, sampled_paths, chat; prompting, for a method that
-        asks with a system prompt; decoding, for one that draws in another way
+        divergence_max_bins, exact_prefixes, sampled_paths, chat; decoding, for a method that draws
+        in another way
     stop_ids : tokens that end an answer
     seed : random stream of this prompt
 
     Returns
     -------
-    dict with "samples" (list of [answer, token ids, finished]) and "divergence". After a system
-    prompt there is no divergence: an answer's probability is a sum over every way to get there.
-    With min-p there is none either, since texts of the target have probability 0.
+    dict with "samples" (list of [text, token ids, finished]) and "divergence". With min-p there is
+    no divergence, since texts of the target have probability 0.
     """
     decoding = settings.get("decoding", {})
-    prompt_ids = prompting.encode_prompt(tokenizer, prompt["prompt"], settings, "number")
+    prompt_ids = chat.encode_prompt(tokenizer, prompt["prompt"], settings["chat"])
     samples = sample_completions(
         model,
         tokenizer,
@@ -59,13 +58,11 @@ def evaluate_prompt(
         max_new_tokens=settings["max_new_tokens"],
         max_rows=settings["max_rows"],
         seed=[*seed, 0],
-        stop_strings=prompting.stop_strings(settings),
-        viable=None if "prompting" in settings else may_become_number,
+        viable=may_become_number,
         **decoding,
     )
-    rng = np.random.default_rng([*seed, 2])
-    answers = prompting.answers(samples, tokenizer, settings, rng)
-    if "prompting" in settings or decoding.get("min_p", 0) > 0:
+    answers = [[sample.text, list(sample.token_ids), sample.finished] for sample in samples]
+    if decoding.get("min_p", 0) > 0:
         return {"samples": answers, "divergence": NO_DIVERGENCE}
     trie = build_trie(
         Distribution(prompt["family"], prompt["params"]),

@@ -40,7 +40,9 @@ def plan_parts(prompts: int, samples: int, max_rows: int) -> list[tuple[list[int
     return [([index], count) for index in range(prompts) for count in counts]
 
 
-def sample_part(cell: Cell, texts: Sequence[str], n: int, settings: dict, seed: list[int]) -> dict:
+def sample_part(
+    cell: Cell, texts: Sequence[str], n: int, settings: dict, seed: list[int], kind: str
+) -> dict:
     """Answers of some prompts that are sampled together.
 
     Parameters
@@ -52,6 +54,8 @@ def sample_part(cell: Cell, texts: Sequence[str], n: int, settings: dict, seed: 
     settings : dict
         max_new_tokens, max_rows, chat; prompting and decoding where the method has them.
     seed : list of int
+    kind : str
+        "number" or "open", what is asked for; a system prompt depends on it.
 
     Returns
     -------
@@ -60,7 +64,7 @@ def sample_part(cell: Cell, texts: Sequence[str], n: int, settings: dict, seed: 
     found = sample_prompts(
         cell.model,
         cell.tokenizer,
-        [prompting.encode_prompt(cell.tokenizer, text, settings, "open") for text in texts],
+        [prompting.encode_prompt(cell.tokenizer, text, settings, kind) for text in texts],
         n,
         stop_ids=cell.stop_ids,
         max_new_tokens=settings["max_new_tokens"],
@@ -74,13 +78,19 @@ def sample_part(cell: Cell, texts: Sequence[str], n: int, settings: dict, seed: 
 
 
 def sample_answers(
-    cell: Cell, texts: Sequence[str], settings: dict, seed: list[int], work: Path, label: str
+    cell: Cell,
+    texts: Sequence[str],
+    settings: dict,
+    seed: list[int],
+    work: Path,
+    label: str,
+    kind: str = "open",
 ) -> list[list[list]]:
     """Answers of all prompts, in parts that are kept in a work folder.
 
     Parameters
     ----------
-    cell, texts, seed : see `sample_part`
+    cell, texts, seed, kind : see `sample_part`
     settings : as for `sample_part`, and samples
     work : Path
         Where finished parts are kept.
@@ -96,7 +106,7 @@ def sample_answers(
     bar = tqdm(parts, desc=label, unit="part", file=sys.stderr, mininterval=5)
     for number, (indices, n) in enumerate(bar):
         chosen = [texts[index] for index in indices]
-        make = partial(sample_part, cell, chosen, n, settings, [*seed, number])
+        make = partial(sample_part, cell, chosen, n, settings, [*seed, number], kind)
         part = files.read_or_make(work / f"part-{number}.json", make)
         for index, more in zip(indices, part["answers"], strict=True):
             answers[index] += more
