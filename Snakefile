@@ -4,10 +4,12 @@ A cell is model x method x seed; a file path is the address of a result, and ask
 builds it and what it needs:
 
     results/prompts/{split}.jsonl                                       train, unseen, heldout
+    resources/data/{data}.jsonl                                         prompts of data sets
     resources/models/{model}/manifest.json                              the base model, verified
     results/{model}/{method}/seed{seed}/adapter/                        a PEFT adapter
     results/{model}/{method}/seed{seed}/{evaluation}/samples.parquet    what the model answers
-    results/{model}/{method}/seed{seed}/{evaluation}/metrics.json       what that is worth
+    results/{model}/{method}/seed{seed}/{evaluation}/metrics.json       what that is worth;
+                                                  structured, open_ended, mcq or novelty
     results/tables/  results/figures/  results/report.html              over all cells
 
 Collector targets: prompts, fetch, adapters, samples, metrics, tables, figures; the name of a model
