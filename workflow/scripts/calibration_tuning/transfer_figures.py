@@ -18,7 +18,8 @@ WIDTH = 7.2
 
 SHOWN_CATEGORIES = ("weekday", "city", "animal", "first name")
 SHOWN_ANSWERS = 5
-LONGEST_ANSWER = 20
+ROOM_FOR_ANSWERS = 120
+"""Characters in a row of the figure, for all methods together."""
 EMPTY = "(no answer)"
 LETTERS = "ABCD"
 
@@ -27,7 +28,7 @@ DECODING_PANELS = (
     ("structured", "heldout", "valid_rate", "valid rate", False),
     ("structured", "heldout", "wasserstein_normalised", "W1 of valid samples (sd)", True),
     ("structured", "heldout", "sequence_kl", "sequence KL (nats)", True),
-    ("open_ended", "prompts", "support", "first tokens that hold p = 0.9", True),
+    ("open_ended", "prompts", "support", "first tokens for p = 0.9", True),
     ("open_ended", "prompts", "unique_fraction", "different answers (share)", False),
     ("open_ended", "prompts", "top_share", "top answer (share)", False),
 )
@@ -49,7 +50,9 @@ def open_ended(cells: Mapping[str, Mapping]) -> Figure:
     chosen = choose_prompts(cells)
     colours = colours_of(cells)
     with matplotlib.rc_context(STYLE):
-        above, below = 2.3, 0.5 + 0.95 * len(chosen)
+        # Without a curve there is only the line that says so.
+        above = 2.3 if any(values["curve"] for values in cells.values()) else 0.4
+        below = 0.5 + 0.95 * len(chosen)
         figure = Figure(figsize=(WIDTH, above + below * bool(chosen)), layout="constrained")
         if not chosen:
             _draw_support(figure.subplots(), cells, colours)
@@ -60,7 +63,7 @@ def open_ended(cells: Mapping[str, Mapping]) -> Figure:
         for row, index in zip(axes, chosen, strict=True):
             for axis, (method, values) in zip(row, cells.items(), strict=True):
                 prompt = next(p for p in values["prompts"] if p["prompt_index"] == index)
-                _draw_answers(axis, prompt, colours[method])
+                _draw_answers(axis, prompt, colours[method], ROOM_FOR_ANSWERS // len(cells))
             row[0].set_ylabel(textwrap.fill(prompt["category"], 12), weight="bold")
         for axis, method in zip(axes[0], cells, strict=True):
             over = {"xycoords": "axes fraction", "textcoords": "offset points"}
@@ -89,16 +92,19 @@ def _draw_support(axis: Axes, cells: Mapping, colours: Mapping[str, str]) -> Non
     if without:
         title += f"\n(none after the system prompt of {', '.join(without)})"
     axis.set_title(title, loc="left")
+    if len(without) == len(cells):
+        axis.set_axis_off()
+        return
     _logarithmic(axis)
-    axis.set(xlim=(0, 1), ylim=(0.8, 10), xlabel="probability p", ylabel="number of first tokens")
+    axis.set(xlim=(0, 1), xlabel="probability p", ylabel="number of first tokens")
     axis.axvline(0.9, color="0.8", lw=0.8, zorder=0)
     axis.text(0.895, 1, "p = 0.9", transform=axis.transAxes, color="0.4", ha="right", va="top")
     ends, most = [], 10.0
     for method, values in cells.items():
-        curve = values["curve"]
-        if curve is None:
+        if method in without:
             continue
-        p, colour = curve["thresholds"], colours[method]
+        curve, colour = values["curve"], colours[method]
+        p = curve["thresholds"]
         band = (curve["lower_quartile"], curve["upper_quartile"])
         axis.fill_between(p, *band, color=colour, alpha=0.15, lw=0)
         axis.plot(p, curve["median"], color=colour, lw=1.4)
@@ -109,7 +115,7 @@ def _draw_support(axis: Axes, cells: Mapping, colours: Mapping[str, str]) -> Non
     _name_lines(axis, ends, gap=0.07)
 
 
-def _draw_answers(axis: Axes, prompt: Mapping, colour: str) -> None:
+def _draw_answers(axis: Axes, prompt: Mapping, colour: str, most: int) -> None:
     """Bars of one method's most common answers to one prompt, each with its text on it."""
     top = list(prompt["top_answers"][:SHOWN_ANSWERS])
     axis.barh(range(len(top)), [share for _, share in top], 0.86, color=colour, alpha=0.4)
@@ -117,14 +123,15 @@ def _draw_answers(axis: Axes, prompt: Mapping, colour: str) -> None:
         axis.barh(len(top), prompt["empty"] / prompt["samples"], 0.86, color="0.85")
         top.append((EMPTY, None))
     for place, (answer, _) in enumerate(top):
-        axis.text(0.02, place, shorten(answer), va="center", fontsize=6)
+        here = {"textcoords": "offset points", "va": "center_baseline", "fontsize": 6}
+        axis.annotate(shorten(answer, most), (0, place), (2, 0), **here)
     axis.set(xlim=(0, 1), ylim=(SHOWN_ANSWERS + 0.5, -0.5), xticks=(0, 0.5, 1), yticks=())
     different = round(prompt["unique_fraction"] * prompt["samples"])
     text = f"{different} different of {prompt['samples']}"
     axis.set_title(text, loc="left", fontsize=5.5, color="0.35", pad=2)
 
 
-def shorten(text: str, most: int = LONGEST_ANSWER) -> str:
+def shorten(text: str, most: int) -> str:
     """An answer as a label: cut, on one line, without what matplotlib would read as mathematics."""
     text = " ".join(text.split())
     text = text if len(text) <= most else text[: most - 1] + "…"
@@ -241,55 +248,61 @@ def novelty(cells: Mapping[str, Mapping]) -> Figure:
     """
     colours = colours_of(cells)
     splits = list(dict.fromkeys(split for values in cells.values() for split in values["splits"]))
+    # A heading, and below it the methods that have this data set.
+    rows = [
+        (split, method)
+        for split in splits
+        for method in (None, *cells)
+        if method is None or split in cells[method]["splits"]
+    ]
     judges = next(iter(cells.values()))["judges"]
-    print_below = (
-        f"same or different: texts of at most five words by their words, others by "
-        f"{judges['partition']}",
+    small_print = (
+        "same or different: texts of at most five words by their words, others by "
+        + judges["partition"],
         f"quality: {judges['quality']}",
     )
     with matplotlib.rc_context(STYLE):
-        height = 0.9 + len(splits) * (0.25 + 0.16 * len(cells))
-        figure = Figure(figsize=(WIDTH, height), layout="constrained")
+        figure = Figure(figsize=(WIDTH, 0.9 + 0.17 * len(rows)), layout="constrained")
         axes = figure.subplots(1, 2, sharey=True)
         for axis, name in zip(axes, ("distinct", "utility"), strict=True):
-            _draw_points(axis, name, splits, cells, colours)
-        for label in axes[0].get_yticklabels():
-            label.set_color(colours.get(label.get_text().split(" (")[0], "black"))
-            label.set_weight("normal" if " (" in label.get_text() else "bold")
-        text = "\n".join(textwrap.fill(line, 160) for line in print_below)
+            _draw_points(axis, name, rows, cells, colours)
+        for label, (_, method) in zip(axes[0].get_yticklabels(), rows, strict=True):
+            label.set(color=colours.get(method, "black"), weight="normal" if method else "bold")
+        text = "\n".join(textwrap.fill(line, 160, break_on_hyphens=False) for line in small_print)
         figure.supxlabel(text, fontsize=5.5, x=0.01, ha="left")
     return figure
 
 
 def _draw_points(
-    axis: Axes, name: str, splits: Sequence[str], cells: Mapping, colours: Mapping[str, str]
+    axis: Axes,
+    name: str,
+    rows: Sequence[tuple[str, str | None]],
+    cells: Mapping,
+    colours: Mapping[str, str],
 ) -> None:
-    """One metric of every method and data set, with its interval."""
+    """One metric of every data set and method, with its interval."""
     stand_in, labels, generations = False, [], 0
-    for split in splits:
-        labels.append(split)
-        for method, values in cells.items():
-            if split not in values["splits"]:
-                continue
-            found = values["splits"][split]
-            stand_in = f"{name}_stand_in" in found["metrics"]
-            metric = found["metrics"][f"{name}_stand_in" if stand_in else name]
-            generations = round(found["samples"] / found["prompts"])
-            place, colour = len(labels), colours[method]
-            if metric["low"] is not None:
-                axis.plot([metric["low"], metric["high"]], [place] * 2, color=colour, lw=2)
-            axis.plot(metric["mean"], place, "o", color=colour, markersize=5)
-            labels.append(f"{method} ({found['prompts']} prompts)")
+    for place, (split, method) in enumerate(rows):
+        if method is None:
+            labels.append(split)
+            continue
+        found, colour = cells[method]["splits"][split], colours[method]
+        stand_in = f"{name}_stand_in" in found["metrics"]
+        metric = found["metrics"][f"{name}_stand_in" if stand_in else name]
+        generations = round(found["samples"] / found["prompts"])
+        if metric["low"] is not None:
+            axis.plot([metric["low"], metric["high"]], [place] * 2, color=colour, lw=2)
+        axis.plot(metric["mean"], place, "o", color=colour, markersize=5)
+        labels.append(f"{method} ({found['prompts']} prompts)")
     axis.set_yticks(range(len(labels)), labels)
     axis.tick_params(axis="y", length=0)
     axis.set_ylim(len(labels) - 0.4, -0.5)
     axis.grid(axis="x", color="0.9", lw=0.6)
     # Utility may be below 1, the worst rating: repeated answers count 0.
-    what = {
+    label, most = {
         "distinct": (f"distinct classes of {generations} generations", generations),
         "utility": ("utility (at most 10)", 10),
-    }
-    label, most = what[name]
+    }[name]
     axis.set(xlabel=label + " (stand-in)" * stand_in, xlim=(0, 1.03 * most))
 
 
@@ -320,7 +333,7 @@ def decoding(tidy: pd.DataFrame, decodings: Mapping[str, Mapping[str, float]]) -
         columns = min(3, len(panels))
         lines = -(-len(panels) // columns)
         figure = Figure(figsize=(WIDTH, 0.3 + 2.0 * lines), layout="constrained")
-        axes = figure.subplots(lines, columns, squeeze=False).flat
+        axes = list(figure.subplots(lines, columns, squeeze=False).flat)
         for axis, (*key, title, logarithmic) in zip(axes, panels, strict=False):
             rows = groups[tuple(key)]
             if logarithmic:
@@ -331,8 +344,8 @@ def decoding(tidy: pd.DataFrame, decodings: Mapping[str, Mapping[str, float]]) -
             _draw_temperatures(axis, values, known, colours["base"])
             _draw_references(axis, values.dropna(), others, colours)
             n = rows.loc[rows["method"].isin(known), "n"].max()
-            axis.set_title(f"{title}, {n} prompts")
-        for axis in list(axes)[len(panels) :]:
+            axis.set_title(f"{title}, {n} prompts", loc="left")
+        for axis in axes[len(panels) :]:
             axis.set_axis_off()
         handles = figure.axes[0].get_legend_handles_labels()
         figure.legend(*handles, loc="outside lower center", ncols=4, frameon=False)
