@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import pytest
+import sentencepiece
 import torch
 from transformers import AutoConfig, AutoModelForSequenceClassification, set_seed
 
@@ -156,3 +157,37 @@ def test_a_language_model_is_no_classifier(tmp_path):
     settings = {"kind": "classifier", "dtype": "float32", "threshold": 0.5}
     with pytest.raises(InputError, match=r"not a classifier: the weight files lack score\.weight"):
         judges.load_equivalence(folder, settings, "cpu")
+
+
+def test_a_tokenizer_of_another_address_is_brought_alone(tmp_path):
+    """As DeBERTa's on the hub: a sentencepiece file and its configuration, beside weights."""
+    corpus = tmp_path / "corpus.txt"
+    corpus.write_text("one two three four five six seven eight nine ten\n" * 50)
+    source, tokenizer = tmp_path / "classifier", tmp_path / "tokenizer"
+    save_classifier(source, "deberta-v2", labels=2)
+    for path in source.glob("*token*"):
+        path.unlink()
+    tokenizer.mkdir()
+    sentencepiece.SentencePieceTrainer.train(
+        input=str(corpus),
+        model_prefix=str(tokenizer / "spm"),
+        vocab_size=24,
+        **{"pad_id": 0, "bos_id": 1, "eos_id": 2, "unk_id": 3},
+        **{"pad_piece": "[PAD]", "bos_piece": "[CLS]", "eos_piece": "[SEP]", "unk_piece": "[UNK]"},
+        user_defined_symbols=["[MASK]"],
+        minloglevel=2,
+    )
+    (tokenizer / "tokenizer_config.json").write_text('{"vocab_type": "spm"}')
+    (tokenizer / "config.json").write_text('{"model_type": "deberta-v2", "num_labels": 9}')
+    folder = tmp_path / "models" / "judge"
+    folder.parent.mkdir()
+    settings = {"source": f"path:{source}", "tokenizer_source": f"path:{tokenizer}"}
+    checkpoints.fetch("judge", settings, folder, tmp_path / "downloads")
+    settings = {"kind": "classifier", "dtype": "float32"}
+    judge = judges.load_equivalence(folder, settings | {"threshold": -1}, "cpu")
+    assert judge("one two", "two one")
+    ids, types = judges.pair_ids(checkpoints.load_tokenizer(folder), "one two", "ten")
+    assert (ids[0], ids[-1]) == (1, 2)
+    assert ids.count(2) == 2
+    assert types[0] == 0
+    assert types[-1] == 1

@@ -82,6 +82,14 @@ def test_the_shipped_configuration_is_valid():
             "evaluations.novelty.quality.thresholds: expected ascending numbers",
         ),
         (
+            lambda c: c["methods"]["string-seed"].update(prompting="string_sead"),
+            "methods.string-seed.prompting: unknown value 'string_sead'; did you mean string_seed?",
+        ),
+        (
+            lambda c: c["methods"]["string-seed"].update(objective="soft_target"),
+            "methods.string-seed.prompting: expected objective none",
+        ),
+        (
             lambda c: c["methods"]["soft"].update(decoding={"temperature": 2.0}),
             "methods.soft.decoding: expected objective none",
         ),

