@@ -17,9 +17,10 @@ from hypothesis import strategies as st
 from test_cdf_trie import SELECTED, assert_equal_targets, prefixes_along
 from transformers import AutoTokenizer, GenerationConfig
 
-from calibration_tuning import chat, checkpoints, planning, sources
+from calibration_tuning import chat, checkpoints, planning, prompting, sources
 from calibration_tuning.families import FAMILIES, Distribution
 from calibration_tuning.number_tokens import number_tokens
+from calibration_tuning.sampling import Sample
 from calibration_tuning.trie import CdfTrie, PrefixTrie
 from repository import ROOT
 
@@ -243,3 +244,23 @@ def test_equals_the_enumerated_trie_at_five_decimals(encode, family, params):
     exact = CdfTrie(distribution, 5, encode, END)
     paths = enumerated.sequences[::97]
     assert_equal_targets(enumerated, exact, prefixes_along(paths))
+
+
+def test_a_prompted_answer_is_that_of_the_final_channel(tokenizer, chat_settings):
+    """gpt-oss reasons in a channel of its own; the others answer between tags at once."""
+    settings = {"chat": chat_settings, "prompting": "string_seed"}
+    prompt = tokenizer.decode(prompting.encode_prompt(tokenizer, "a city?", settings, "open"))
+    end = END_OF_TURN[tokenizer.short_name]
+    answer = f"<answer>Rome</answer>{end}"
+    if tokenizer.short_name == "gptoss":
+        assert prompt.endswith("<|start|>assistant")
+        reasoning = "<|channel|>analysis<|message|>I will put <answer>Oslo</answer> there<|end|>"
+        answer = f"{reasoning}<|start|>assistant<|channel|>final<|message|>{answer}"
+        assert prompting.stop_strings(settings) == ()
+    else:
+        assert prompting.stop_strings(settings) == ("</answer>",)
+    ids = tokenizer.encode(answer, add_special_tokens=False)
+    text = tokenizer.decode(ids, skip_special_tokens=True)
+    sample = Sample(tuple(ids), text, True)
+    rng = np.random.default_rng(0)
+    assert prompting.answer(sample, tokenizer, settings, rng) == "Rome"
