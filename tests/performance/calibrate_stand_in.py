@@ -72,7 +72,7 @@ def calibrate(folder: Path) -> dict:
     prompt = np.array([pair["prompt"] for pair in pairs])
     words = [novelty.share_words(pair["first"], pair["second"]) for pair in pairs]
     short = np.array([judged is not None for judged in words])
-    model = judges._load(folder, {"kind": "encoder", "dtype": "float32"}, "cpu", "AutoModel")
+    model = judges.load(folder, {"kind": "encoder", "dtype": "float32"}, "cpu", "AutoModel")
     tokenizer = checkpoints.load_tokenizer(folder)
     texts = dict.fromkeys(text for pair in pairs for text in (pair["first"], pair["second"]))
     embeddings = {text: judges.embedding(model, tokenizer, text).numpy() for text in texts}
@@ -97,7 +97,7 @@ def calibrate(folder: Path) -> dict:
 
 def likelihood_deciles(folder: Path, samples_path: Path, data: Path) -> list[float]:
     """Deciles of the mean log-probability per token of sampled responses, nats per token."""
-    model, tokenizer = checkpoints.load_model(folder, "float32", "cpu"), None
+    model = checkpoints.load_model(folder, "float32", "cpu")
     tokenizer = checkpoints.load_tokenizer(folder)
     frame = samples.read_samples(samples_path, "generate_novelty")
     records = prompts.read_open_prompts(data, ["prompt"])

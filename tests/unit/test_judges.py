@@ -55,7 +55,7 @@ def encoder(tmp_path_factory):
 
 def test_the_encoder_is_the_cosine_of_mean_states(encoder):
     tokenizer = checkpoints.load_tokenizer(encoder)
-    model = judges._load(encoder, {"kind": "encoder", "dtype": "float32"}, "cpu", "AutoModel")
+    model = judges.load(encoder, {"kind": "encoder", "dtype": "float32"}, "cpu", "AutoModel")
     first, second = (
         model(**tokenizer(text, return_tensors="pt")).last_hidden_state[0].detach().numpy().mean(0)
         for text in TEXTS[:2]

@@ -93,7 +93,7 @@ SUPPORTS = [[1] * 18 + [3, 4, 9], [1] * 18 + [5, 5, 5], [1] * 18 + [10, 20, 30]]
 
 
 def answers_of_a_cell():
-    texts = {0: ["Paris", "Paris", "Rome", " "], 1: ["baker"] * 4}
+    texts = {0: ["Paris", "Paris", "Rome", " "], 1: ["baker"] * 4}  # and no plain number
     rows = [(index, text) for index, group in texts.items() for text in group]
     frame = pd.DataFrame(rows, columns=["prompt_index", "text"])
     frame["token_ids"] = [[1, 2]] * 4 + [[1] * 6] * 4
@@ -119,6 +119,7 @@ def test_a_cells_metrics_and_what_stands_behind_them():
     assert metrics["top_share"]["mean"] == pytest.approx((0.5 + 1) / 2)
     assert metrics["empty_rate"]["mean"] == metrics["unfinished_rate"]["mean"] == 0.125
     assert metrics["tokens_per_answer"]["mean"] == 4
+    assert metrics["number_rate"]["mean"] == 0
     assert values["curve"]["median"][18:] == [5, 5, 9]
     assert values["curve"]["lower_quartile"][18] == 4
     assert [prompt["samples"] for prompt in values["prompts"]] == [4, 4, 0]
@@ -193,3 +194,8 @@ def test_a_bad_prompt_file_is_one_line(tmp_path, content, message):
         prompts.read_open_prompts(path, open_ended.KEYS)
     assert str(path) in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_numbers_where_words_are_asked_for_are_counted():
+    found = open_ended.score_answers(["7", " -1.5", "'3'", "seven", "7 days", ""])
+    assert (found["numbers"], found["samples"]) == (3, 6)

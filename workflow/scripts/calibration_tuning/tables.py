@@ -42,6 +42,7 @@ SUMMARY_METRICS = {
         "unique_fraction_median": ("median", 2),
         "top_share": ("Top answer's share", 2),
         "entropy": ("Entropy (nats)", 2),
+        "number_rate": ("Plain numbers", 2),
     }
     | _ENDINGS,
     "mcq": {

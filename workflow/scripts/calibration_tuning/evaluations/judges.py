@@ -54,7 +54,7 @@ def load_equivalence(folder: Path, settings: dict, device: str) -> Callable[[str
     if settings["kind"] == "classifier":
         model = _load_head(folder, settings, device, labels=2)
         return lambda first, second: probability_same(model, tokenizer, first, second) > threshold
-    model = _load(folder, settings, device, "AutoModel")
+    model = load(folder, settings, device, "AutoModel")
 
     @lru_cache(maxsize=4096)
     def embed(text: str) -> torch.Tensor:
@@ -198,11 +198,24 @@ def _load_head(folder: Path, settings: dict, device: str, labels: int):
         raise InputError(
             f"{folder / 'config.json'}: a {settings['kind']} with {found} labels; expected {labels}"
         )
-    return _load(folder, settings, device, "AutoModelForSequenceClassification")
+    return load(folder, settings, device, "AutoModelForSequenceClassification")
 
 
-def _load(folder: Path, settings: dict, device: str, loader: str):
-    """A model of some kind in evaluation mode; refused if a weight of it is in no file."""
+def load(folder: Path, settings: dict, device: str, loader: str):
+    """A model of some class of transformers in evaluation mode.
+
+    Parameters
+    ----------
+    folder, device : as for `load_equivalence`
+    settings : kind, for messages, and dtype
+    loader : name of an Auto class, such as AutoModel
+
+    Raises
+    ------
+    InputError
+        A folder without such a model, or one whose files lack a weight, which transformers would
+        leave random.
+    """
     import transformers
 
     options = {"dtype": getattr(torch, settings["dtype"]), "use_safetensors": True}

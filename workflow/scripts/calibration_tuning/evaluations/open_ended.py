@@ -17,6 +17,7 @@ import pandas as pd
 from calibration_tuning import statistics
 from calibration_tuning.errors import InputError, remake
 from calibration_tuning.evaluations.samples import tokens_per_answer
+from calibration_tuning.evaluations.structured import parse_number
 
 THRESHOLDS = (0.01, *(round(0.05 * step, 2) for step in range(1, 20)), 0.99)
 """p of the support curve; the headline is 0.9."""
@@ -56,8 +57,9 @@ def score_answers(texts: Sequence[str]) -> dict:
     Returns
     -------
     dict
-        "samples"; "empty" (how many have no answer); "unique_fraction" (different answers among
-        all samples; empty ones are no answer); "entropy" of the answers that are there (nats,
+        "samples"; "empty" (how many have no answer); "numbers" (how many are one number: a model
+        tuned on numbers may give them where words are asked for); "unique_fraction" (different
+        answers among all samples; empty ones are no answer); "entropy" of the answers that are there (nats,
         plug-in estimate, so low for few samples); "top_answers" (up to ten pairs of answer and
         share of all samples, most common first, ties by name).
 
@@ -75,6 +77,7 @@ def score_answers(texts: Sequence[str]) -> dict:
     return {
         "samples": len(texts),
         "empty": len(texts) - given,
+        "numbers": sum(n for answer, n in counts.items() if parse_number(answer) is not None),
         "unique_fraction": len(counts) / len(texts),
         "entropy": entropy if given else None,
         "top_answers": [[answer, n / len(texts)] for answer, n in ordered[:TOP_ANSWERS]],
@@ -138,7 +141,7 @@ def score_cell(
 def _score_prompt(group: pd.DataFrame | None) -> dict:
     """Metrics of one prompt's samples; None for each where it was not sampled."""
     if group is None:
-        keys = ("empty", "unfinished", "unique_fraction", "entropy", "tokens_per_answer")
+        keys = ("empty", "numbers", "unfinished", "unique_fraction", "entropy", "tokens_per_answer")
         return {"samples": 0, **dict.fromkeys(keys), "top_answers": []}
     return score_answers(list(group["text"])) | {
         "unfinished": int((~group["finished"]).sum()),
@@ -155,6 +158,7 @@ def _summarise(scored: Sequence[Mapping], seed: int) -> dict:
         "unique_fraction": [prompt["unique_fraction"] for prompt in sampled],
         "entropy": [prompt["entropy"] for prompt in sampled],
         "top_share": [p["top_answers"][0][1] for p in sampled if p["top_answers"]],
+        "number_rate": [prompt["numbers"] / prompt["samples"] for prompt in sampled],
         "empty_rate": [prompt["empty"] / prompt["samples"] for prompt in sampled],
         "unfinished_rate": [prompt["unfinished"] / prompt["samples"] for prompt in sampled],
         "tokens_per_answer": [prompt["tokens_per_answer"] for prompt in sampled],
