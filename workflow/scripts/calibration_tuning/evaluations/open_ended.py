@@ -60,8 +60,8 @@ def score_answers(texts: Sequence[str]) -> dict:
         "samples"; "empty" (how many have no answer); "numbers" (how many are one number: a model
         tuned on numbers may give them where words are asked for); "unique_fraction" (different
         answers among all samples; empty ones are no answer); "entropy" of the answers that are
-        there (nats, plug-in estimate, so low for few samples); "top_answers" (up to ten pairs of answer and
-        share of all samples, most common first, ties by name).
+        there (nats, plug-in estimate, so low for few samples); "top_answers" (up to ten pairs of
+        answer and share of all samples, most common first, ties by name).
 
     Raises
     ------
