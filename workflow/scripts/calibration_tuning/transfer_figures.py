@@ -139,9 +139,13 @@ def shorten(text: str, most: int) -> str:
 
 
 def _logarithmic(axis: Axes) -> None:
-    """A logarithmic axis with the labels 1, 2, 5 and 10, not 10^0, even if it is short."""
+    """A logarithmic axis with the labels 1, 2, 5 and 10, not 10^0, even if it is short.
+
+    To be called again when everything is drawn: over many decades there is only room for a few.
+    """
     axis.set_yscale("log")
-    axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    low, high = axis.get_ylim()
+    axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 1e6 * low else (1,)))
     axis.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
     axis.yaxis.set_minor_formatter(NullFormatter())
 
@@ -343,6 +347,8 @@ def decoding(tidy: pd.DataFrame, decodings: Mapping[str, Mapping[str, float]]) -
             values = rows.groupby("method")["value"].mean()
             _draw_temperatures(axis, values, known, colours["base"])
             _draw_references(axis, values.dropna(), others, colours)
+            if logarithmic:
+                _logarithmic(axis)
             n = rows.loc[rows["method"].isin(known), "n"].max()
             axis.set_title(f"{title}, {n} prompts", loc="left")
         for axis in axes[len(panels) :]:
