@@ -6,11 +6,13 @@ import numpy as np
 import pytest
 import sentencepiece
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForSequenceClassification, set_seed
 
 from calibration_tuning import checkpoints
 from calibration_tuning.errors import InputError
-from calibration_tuning.evaluations import judges
+from calibration_tuning.evaluations import judges, novelty
+from repository import ROOT
 from tiny_models import build_model, build_tokenizer, save_tiny
 
 THRESHOLDS = [-9.0, -8.0, -7.0, -6.0, -5.0, -4.0, -3.0, -2.0, -1.0]
@@ -19,7 +21,7 @@ TEXTS = ["my number is seven", "seven is the number that I took", "a cat", ""]
 
 def as_fetched(folder):
     """The folder with the manifest of a fetched model, which holds it for whole."""
-    names = [path.name for path in folder.iterdir()]
+    names = [path.name for path in folder.iterdir() if path.name != "manifest.json"]
     sizes = {name: {"size": (folder / name).stat().st_size} for name in names}
     (folder / "manifest.json").write_text(json.dumps({"files": sizes}))
     return folder
@@ -157,6 +159,65 @@ def test_a_language_model_is_no_classifier(tmp_path):
     settings = {"kind": "classifier", "dtype": "float32", "threshold": 0.5}
     with pytest.raises(InputError, match=r"not a classifier: the weight files lack score\.weight"):
         judges.load_equivalence(folder, settings, "cpu")
+
+
+def drop_weights(folder, part):
+    path = folder / "model.safetensors"
+    weights = load_file(path)
+    kept = {name: weight for name, weight in weights.items() if part not in name}
+    assert len(kept) < len(weights)
+    save_file(kept, path, metadata={"format": "pt"})
+    return as_fetched(folder)
+
+
+@pytest.mark.parametrize("model_type", ["bert", "deberta-v2"])
+@pytest.mark.parametrize("part", ["pooler", "classifier"])
+def test_a_classifier_without_a_part_of_its_head_is_refused(tmp_path, model_type, part):
+    folder = drop_weights(save_classifier(tmp_path, model_type, labels=2), part)
+    settings = {"kind": "classifier", "dtype": "float32", "threshold": 0.5}
+    with pytest.raises(InputError, match=rf"not a classifier: the weight files lack .*{part}"):
+        judges.load_equivalence(folder, settings, "cpu")
+
+
+def test_a_reward_model_without_its_head_is_refused(tmp_path):
+    folder = drop_weights(save_classifier(tmp_path, "llama", labels=1), "score")
+    settings = {"kind": "reward", "dtype": "float32", "thresholds": THRESHOLDS}
+    with pytest.raises(InputError, match=r"not a reward: the weight files lack score\.weight"):
+        judges.load_rater(folder, settings, "cpu")
+
+
+def test_an_encoder_needs_no_pooler(tmp_path):
+    folder = drop_weights(save_tiny("encoder", tmp_path), "pooler")
+    settings = {"kind": "encoder", "dtype": "float32", "threshold": -1}
+    assert judges.load_equivalence(folder, settings, "cpu")(*TEXTS[:2])
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json", "config.json"])
+def test_a_file_that_cannot_be_read_is_one_line(tmp_path, name):
+    folder = save_classifier(tmp_path, "bert", labels=2)
+    (folder / name).write_bytes((folder / name).read_bytes()[:100])
+    as_fetched(folder)
+    settings = {"kind": "classifier", "dtype": "float32", "threshold": 0.5}
+    with pytest.raises(InputError, match="no classifier can be loaded") as caught:
+        judges.load_equivalence(folder, settings, "cpu")
+    assert "\n" not in str(caught.value)
+
+
+def test_labelled_pairs_are_well_formed():
+    path = ROOT / "tests" / "data" / "equivalence_pairs.jsonl"
+    pairs = [json.loads(line) for line in path.read_text().splitlines()]
+    assert all(set(pair) == {"prompt_id", "first", "second", "same"} for pair in pairs)
+    assert len({(pair["first"], pair["second"]) for pair in pairs}) == len(pairs) >= 240
+    assert 0.45 < np.mean([pair["same"] for pair in pairs]) < 0.55
+    short = [novelty.share_words(pair["first"], pair["second"]) is not None for pair in pairs]
+    assert short.count(False) >= 200
+    assert short.count(True) >= 30
+    prompts = (ROOT / "config" / "prompts" / "novelty.jsonl").read_text().splitlines()
+    assert {json.loads(line)["id"] for line in prompts} <= {pair["prompt_id"] for pair in pairs}
+    # The threshold is chosen on the groups; texts of theirs would make the check easier.
+    groups = (ROOT / "tests" / "data" / "equivalence_groups.jsonl").read_text().splitlines()
+    seen = {text for line in groups for group in json.loads(line)["groups"] for text in group}
+    assert not seen & {pair[side] for pair in pairs for side in ("first", "second")}
 
 
 def test_a_tokenizer_of_another_address_is_brought_alone(tmp_path):

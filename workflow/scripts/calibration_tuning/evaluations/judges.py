@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
 
 from calibration_tuning import chat, checkpoints
 from calibration_tuning.errors import InputError
@@ -50,7 +51,7 @@ def load_equivalence(folder: Path, settings: dict, device: str) -> Callable[[str
         A folder without such a model, or a classifier without two labels.
     """
     threshold = settings["threshold"]
-    tokenizer = checkpoints.load_tokenizer(folder)
+    tokenizer = _read(folder, settings, checkpoints.load_tokenizer)
     if settings["kind"] == "classifier":
         model = _load_head(folder, settings, device, labels=2)
         return lambda first, second: probability_same(model, tokenizer, first, second) > threshold
@@ -85,7 +86,7 @@ def load_rater(
     InputError
         A folder without such a model, or a reward model without exactly one label.
     """
-    tokenizer = checkpoints.load_tokenizer(folder)
+    tokenizer = _read(folder, settings, checkpoints.load_tokenizer)
     thresholds = settings["thresholds"]
     if settings["kind"] == "reward":
         model = _load_head(folder, settings, device, labels=1)
@@ -193,7 +194,8 @@ def _load_head(folder: Path, settings: dict, device: str, labels: int):
     """A sequence classifier with this number of labels."""
     from transformers import AutoConfig
 
-    found = AutoConfig.from_pretrained(folder, **checkpoints.OFFLINE).num_labels
+    config = _read(folder, settings, AutoConfig.from_pretrained, **checkpoints.OFFLINE)
+    found = config.num_labels
     if found != labels:
         raise InputError(
             f"{folder / 'config.json'}: a {settings['kind']} with {found} labels; expected {labels}"
@@ -221,15 +223,25 @@ def load(folder: Path, settings: dict, device: str, loader: str):
     options = {"dtype": getattr(torch, settings["dtype"]), "use_safetensors": True}
     if device == "auto":
         options["device_map"] = "auto"
-    try:
-        model, loading = getattr(transformers, loader).from_pretrained(
-            folder, output_loading_info=True, **options, **checkpoints.OFFLINE
+    read = getattr(transformers, loader).from_pretrained
+    model, loading = _read(
+        folder, settings, read, output_loading_info=True, **options, **checkpoints.OFFLINE
+    )
+    missing = set(loading["missing_keys"])
+    if settings["kind"] == "encoder":
+        # Its pooler is not used here; a classifier's is a part of its head.
+        missing = {name for name in missing if "pooler" not in name}
+    if missing:
+        raise InputError(
+            f"{folder}: not a {settings['kind']}: the weight files lack {min(missing)}"
         )
-    except (OSError, ValueError) as error:
+    return (model if device == "auto" else model.to(device)).eval()
+
+
+def _read(folder: Path, settings: dict, read: Callable, **options):
+    """What a reader of transformers makes of a folder; its own errors become one line."""
+    try:
+        return read(folder, **options)
+    except (OSError, ValueError, SafetensorError) as error:
         reason = str(error).splitlines()[0]
         raise InputError(f"{folder}: no {settings['kind']} can be loaded: {reason}") from None
-    # A pooler that nothing here uses may be missing.
-    missing = [name for name in loading["missing_keys"] if "pooler" not in name]
-    if missing:
-        raise InputError(f"{folder}: not a {settings['kind']}: the weight files lack {missing[0]}")
-    return (model if device == "auto" else model.to(device)).eval()
