@@ -103,7 +103,7 @@ def test_a_model_or_a_method_is_a_target(clone, target, cells, trained, models):
     jobs = planned(snakemake("-n", target, "--configfile", "config/paper.yaml", cwd=clone).stdout)
     assert jobs["score_structured"] == jobs["sample_structured"] == cells
     assert jobs.get("train_adapter", 0) == trained
-    assert jobs["fetch_model"] == models
+    assert jobs["fetch_model"] == models + 2  # and NoveltyBench's two judges
 
 
 def test_a_model_that_is_not_selected_is_a_target_too(clone):
