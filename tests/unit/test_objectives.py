@@ -94,7 +94,7 @@ def plain_loss(model, examples):
 
 def our_loss(model, examples):
     tensors = [torch.from_numpy(array) for array in pack_examples(examples)]
-    return packed_loss(packed_logits(model, *tensors[:4]), *tensors[4:])
+    return packed_loss(packed_logits(model, *tensors[:4]), *tensors[4:8])
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES)
@@ -132,7 +132,7 @@ def test_the_loss_in_bfloat16_has_the_gradient_of_float32():
     gradients = []
     for dtype in (torch.float32, torch.bfloat16):
         leaf = logits.to(dtype).clone().requires_grad_()
-        packed_loss(leaf * 1.0, *tensors[4:]).backward()
+        packed_loss(leaf * 1.0, *tensors[4:8]).backward()
         gradients.append(leaf.grad.float())
     torch.testing.assert_close(gradients[1], gradients[0], rtol=1e-2, atol=1e-5)
 

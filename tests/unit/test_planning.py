@@ -98,6 +98,32 @@ def test_the_shipped_configuration_is_valid():
             "unknown key methods.base-t0.7.evaluations.opened; did you mean open_ended?",
         ),
         (lambda c: c.update(models_file="nowhere.yaml"), "nowhere.yaml: cannot be read"),
+        (
+            lambda c: c["methods"]["base"].update(replay_coefficient=1),
+            "methods.base.replay_coefficient: expected an objective that trains",
+        ),
+        (
+            lambda c: c["replay"].update(prompts_file="nowhere.jsonl"),
+            "replay.prompts_file: no such file nowhere.jsonl",
+        ),
+        (
+            lambda c: c["evaluations"]["perplexity"].update(stride=513),
+            "evaluations.perplexity.stride: 513 is more than the context of 512 tokens",
+        ),
+        (
+            lambda c: c["evaluations"]["perplexity"]["data"][0].update(name="embedded"),
+            "evaluations: data: two are named embedded",
+        ),
+        (
+            lambda c: c["evaluations"]["benchmarks"]["tasks"].append({"name": "retention-mini-x"}),
+            "evaluations.benchmarks.tasks: retention-mini-x: expected a source with a task whose",
+        ),
+        (
+            lambda c: c["evaluations"]["benchmarks"]["tasks"].append(
+                {"name": "tinyMMLU", "source": "path:a.jsonl"}
+            ),
+            "evaluations.benchmarks.tasks: tinyMMLU: expected a source with a task whose",
+        ),
     ],
 )
 def test_each_mistake_is_one_clear_line(change, message):
@@ -163,9 +189,40 @@ def test_decoding_methods_take_part_where_they_say_so():
     changed = plan(lambda c: c["select"].update(methods=["base", "base-t0.7", "base-t2.0-min-p"]))
     assert changed.selected_decodings() == ["base-t0.7", "base-t2.0-min-p"]
     assert changed.evaluations_of("base-t0.7") == ["structured", "open_ended"]
-    assert len(changed.results()) == 4 + 2 + 2
+    assert len(changed.results()) == 6 + 2 + 2
     settings = changed.evaluation_settings("smollm2-135m", "base-t2.0-min-p", "open_ended")
     assert settings["decoding"] == {"temperature": 2.0, "min_p": 0.1}
+
+
+def test_methods_that_differ_in_how_much_they_replay_form_a_chain():
+    methods = ["base", "hard", "soft-replay-3", "soft", "soft-exact", "soft-replay-0.3"]
+    changed = plan(lambda c: c["select"].update(methods=methods))
+    assert changed.replay_chains() == [["soft", "soft-replay-0.3", "soft-replay-3"]]
+    assert [method for method in methods if changed.replays(method)] == [methods[2], methods[5]]
+    settings = changed.replay_settings("smollm2-135m")
+    assert not {"prompts_file", "seed"} & set(settings)
+    assert settings["dtype"] == "float32"
+
+
+def test_a_trade_off_needs_both_sides_and_the_untuned_model():
+    def compared(**select):
+        return plan(lambda c: c["select"].update(select)).compared_cells("smollm2-135m")
+
+    cells = compared(seeds=[11, 12])
+    assert [len(of_evaluation) for of_evaluation in cells.values()] == [6, 6, 6]
+    assert all(cell[1] in ("base", "soft", "hard") for cell in cells["structured"])
+    assert compared(evaluations=["structured", "perplexity"])["benchmarks"] == []
+    assert compared(evaluations=["structured", "mcq"]) == {}
+    assert compared(evaluations=["benchmarks", "perplexity"]) == {}
+    assert compared(methods=["soft", "hard"]) == {}
+    assert compared(methods=["base", "string-seed"]) == {}
+
+
+def test_item_parameters_change_scores_and_not_samples():
+    named = {"source": "path:items.pkl", "sha256": "0" * 64}
+    changed = plan(lambda c: c["evaluations"]["benchmarks"].update(item_parameters=named))
+    arguments = ("smollm2-135m", "soft", "benchmarks")
+    assert changed.evaluation_settings(*arguments) == plan().evaluation_settings(*arguments)
 
 
 @pytest.mark.parametrize(("quantity", "product"), [("6GB", "18GB"), ("90m", "270m"), ("2h", "6h")])

@@ -18,8 +18,9 @@ from repository import ROOT, copy_repository, planned, replace, snakemake
 MODULES = """
     allocator arguments errors files output_space families packing number_tokens prefix_trie
     cdf_trie trie prompts planning chat prompting sources checkpoints lora_dropout devices
-    provenance data_sets objectives divergences plain training branch_cache sampling statistics
-    evaluations training_speed tables figures transfer_figures
+    provenance data_sets texts benchmark_tasks objectives divergences plain training branch_cache
+    sampling statistics evaluations replay trade_off training_speed tables figures
+    transfer_figures retention_figures
 """
 
 
@@ -28,6 +29,10 @@ MODEL_RULES = (
     *("sample_mcq", "score_mcq", "generate_novelty", "partition_novelty", "score_novelty"),
 )
 """The rules that run once a cell."""
+RETENTION_RULES = (
+    *("sample_benchmarks", "score_benchmarks", "sample_perplexity", "score_perplexity"),
+)
+"""As many, but for methods without training that only ask or draw in another way."""
 
 
 @pytest.fixture(scope="module")
@@ -40,13 +45,18 @@ def test_the_default_plan(clone):
     assert planned(result.stdout) == {
         "generate_prompts": 1,
         "fetch_model": 2,  # and the encoder
-        "fetch_data": 1,
+        "fetch_data": 1 + 3,
+        "fetch_task": 3,
         "train_adapter": 2,
         **dict.fromkeys(MODEL_RULES, 4),
+        **dict.fromkeys(RETENTION_RULES, 3),
         "collect_metrics": 1,
-        "tabulate_evaluation": 4,
+        "compare_retention": 1,
+        "tabulate_evaluation": 6,
+        "tabulate_trade_off": 1,
         "plot_gallery": 1,
-        "plot_transfer": 3,
+        "plot_trade_off": 1,
+        "plot_transfer": 5,
         "plot_training": 1,
         "write_report": 1,
         "all": 1,
@@ -65,18 +75,23 @@ def test_one_cell_plans_that_cell_only(clone):
 
 
 def test_the_grid_of_the_paper(clone):
-    """12 models x (base, string-seed, soft, hard) x 4 evaluations, one seed."""
+    """12 models x (base, string-seed, soft, hard) x 4 evaluations, 2 more of 3 of them."""
     result = snakemake("-n", "--configfile", "config/paper.yaml", cwd=clone)
     assert planned(result.stdout) == {
         "generate_prompts": 1,
         "fetch_model": 12 + 2,  # NoveltyBench's classifier and reward model
-        "fetch_data": 2,
+        "fetch_data": 2 + 7,
+        "fetch_task": 6,
         "train_adapter": 12 * 2,
         **dict.fromkeys(MODEL_RULES, 12 * 4),
+        **dict.fromkeys(RETENTION_RULES, 12 * 3),
         "collect_metrics": 1,
-        "tabulate_evaluation": 4,
+        "compare_retention": 12,
+        "tabulate_evaluation": 6,
+        "tabulate_trade_off": 1,
         "plot_gallery": 12,
-        "plot_transfer": 12 * 3,
+        "plot_trade_off": 12,
+        "plot_transfer": 12 * 5,
         "plot_training": 12,
         "write_report": 1,
         "all": 1,
@@ -112,17 +127,19 @@ def test_a_model_that_is_not_selected_is_a_target_too(clone):
 
 
 def test_the_study_has_every_method_and_decoding_where_it_belongs(clone):
-    """13 methods: 7 decode the untuned model in another way, for two evaluations only."""
+    """17 methods: 7 decode the untuned model in another way, for two evaluations only."""
     jobs = planned(snakemake("-n", "--configfile", "config/study.yaml", cwd=clone).stdout)
-    assert jobs["train_adapter"] == 3 * 3
-    assert jobs["sample_structured"] == jobs["sample_open_ended"] == 13 * 3
-    assert jobs["sample_mcq"] == jobs["generate_novelty"] == 6 * 3
+    assert jobs["train_adapter"] == 7 * 3
+    assert jobs["sample_replay"] == 1  # for the four methods that replay, and all seeds
+    assert jobs["sample_structured"] == jobs["sample_open_ended"] == 17 * 3
+    assert jobs["sample_mcq"] == jobs["generate_novelty"] == 10 * 3
+    assert jobs["sample_benchmarks"] == jobs["sample_perplexity"] == 8 * 3
     assert jobs["plot_decoding"] == 1
 
 
 def test_judges_and_data_are_fetched_before_a_cluster_needs_them(clone):
     jobs = planned(snakemake("-n", "fetch", "--configfile", "config/paper.yaml", cwd=clone).stdout)
-    assert jobs == {"fetch_model": 14, "fetch_data": 2, "fetch": 1}
+    assert jobs == {"fetch_model": 14, "fetch_data": 9, "fetch_task": 6, "fetch": 1}
 
 
 EXCLUDE = """
@@ -156,7 +173,7 @@ def test_excluded_cells_are_left_out_and_listed_with_their_reason(clone, tmp_pat
     assert "left out gpt-oss-20b/hard/seed11: does not fit" in listed
     assert "left out qwen3-4b/soft/seed12: node failed" in listed
     assert not any("qwen3-4b/soft/seed12/structured" in line for line in listed)
-    assert "372 missing, 3 left out" in listed
+    assert "510 missing, 3 left out" in listed
     missing = (
         "missing  results/qwen3-4b/soft/seed11/structured/metrics.json  train_adapter: missing"
     )

@@ -3,6 +3,7 @@
 Everything that is computed here lives in calibration_tuning.planning, where it is tested.
 """
 
+import json
 import os
 import sys
 
@@ -31,14 +32,15 @@ wildcard_constraints:
     way=planning.one_of(PLAN.training_speed["ways"]),
     evaluation=planning.one_of(PLAN.evaluations),
     data=planning.one_of(PLAN.data_sets()),
+    task=planning.one_of(PLAN.tasks()),
 
 
 METRICS_SCHEMA = os.path.relpath(
     os.path.join(workflow.basedir, "workflow", "schemas", "metrics.schema.json")
 )
-TRANSFER = [evaluation for evaluation in PLAN.evaluations if evaluation != "structured"]
+OTHERS = [evaluation for evaluation in PLAN.evaluations if evaluation != "structured"]
 METRICS_OF_CELL = "<results>/{model}/{method}/seed{seed}/{evaluation}/metrics.json"
-DATA_FILES = [f"<resources>/data/{name}.jsonl" for name in PLAN.data_sets()]
+TASK_FILES = [f"<resources>/tasks/{task}/manifest.json" for task in PLAN.tasks()]
 
 
 def script(name):
@@ -84,14 +86,81 @@ def judge_manifest(role):
     return f"<resources>/models/{judge}/manifest.json"
 
 
+def data_files(evaluation):
+    """The data sets of an evaluation, fetched."""
+    return [f"<resources>/data/{name}.jsonl" for name in PLAN.data_names(evaluation)]
+
+
 def data_settings(wildcards):
     return planning.canonical(PLAN.data_sets()[wildcards.data])
 
 
-def data_file(wildcards):
-    """The file of a data set that is one on this machine, so that a change to it is seen."""
-    kind, _, path = PLAN.data_sets()[wildcards.data]["source"].partition(":")
+def local_file(source):
+    """The file of an address that is one on this machine, so that a change to it is seen."""
+    kind, _, path = source.partition(":")
     return [path] if kind == "path" and os.path.isfile(path) else []
+
+
+def data_file(wildcards):
+    return local_file(PLAN.data_sets()[wildcards.data]["source"])
+
+
+def task_settings(wildcards):
+    return planning.canonical(PLAN.tasks()[wildcards.task])
+
+
+def task_file(wildcards):
+    return local_file(PLAN.tasks()[wildcards.task].get("source", ""))
+
+
+def item_parameters(wildcards):
+    """TinyBenchmarks' item parameters, where the configuration names them."""
+    named = "item_parameters" in PLAN.evaluations["benchmarks"]
+    return ["<resources>/item_parameters/tinyBenchmarks.pkl"] if named else []
+
+
+def compared(evaluation, file):
+    """A function of wildcards: one evaluation's files of the cells that a trade-off compares."""
+
+    def of_model(wildcards):
+        return [
+            f"<results>/{model}/{method}/seed{seed}/{evaluation}/{file}"
+            for model, method, seed, _ in PLAN.compared_cells(wildcards.model).get(
+                evaluation, []
+            )
+        ]
+
+    return of_model
+
+
+def compared_arguments(wildcards, input):
+    cells = PLAN.compared_cells(wildcards.model)
+    return [
+        f"--{evaluation} {method}/seed{seed}={path}"
+        for evaluation, of_evaluation in cells.items()
+        for (_, method, seed, _), path in zip(of_evaluation, input[evaluation])
+    ]
+
+
+TRADE_OFFS = [
+    f"<results>/{model}/trade_off.csv"
+    for model in PLAN.select["models"]
+    if PLAN.compared_cells(model)
+]
+
+
+def replay_of(wildcards):
+    """What a method replays: answers of the untuned model, and the instructions to it."""
+    if not PLAN.replays(wildcards.method):
+        return []
+    return [
+        f"<results>/{wildcards.model}/replay/samples.parquet",
+        PLAN.replay["prompts_file"],
+    ]
+
+
+def replay_settings(wildcards):
+    return planning.canonical(PLAN.replay_settings(wildcards.model))
 
 
 def speed_settings(wildcards):
@@ -160,10 +229,12 @@ def result_files(pattern, **selection):
 
 def table_files():
     """The summaries of the selected evaluations that a selected method takes part in."""
-    evaluations = dict.fromkeys(result[-1] for result in PLAN.results())
+    summaries = dict.fromkeys(result[-1] for result in PLAN.results())
+    if TRADE_OFFS:
+        summaries["trade_off"] = None
     return [
-        f"<results>/tables/{evaluation}.{form}"
-        for evaluation in evaluations
+        f"<results>/tables/{summary}.{form}"
+        for summary in summaries
         for form in ("csv", "md", "tex", "txt", "html")
     ]
 
@@ -174,7 +245,8 @@ def figure_files():
         "gallery": PLAN.results(["structured"]),
         "training": PLAN.cells(trained_only=True),
         "decoding": PLAN.cells(methods=PLAN.selected_decodings()),
-        **{evaluation: PLAN.results([evaluation]) for evaluation in TRANSFER},
+        **{evaluation: PLAN.results([evaluation]) for evaluation in OTHERS},
+        "trade_off": [(m,) for m in PLAN.select["models"] if PLAN.compared_cells(m)],
     }
     return [
         f"<results>/figures/{figure}/{model}.{form}"

@@ -114,7 +114,7 @@ rule plot_training:
 
 
 rule plot_transfer:
-    """Open-ended support and answers, shares of A to D, or NoveltyBench, by method."""
+    """Support and answers, shares of A to D, NoveltyBench, benchmarks or perplexity, by method."""
     input:
         transfer_metrics,
     output:
@@ -128,7 +128,7 @@ rule plot_transfer:
     log:
         "<logs>/plot_transfer/{evaluation}/{model}.log",
     wildcard_constraints:
-        evaluation=planning.one_of(TRANSFER),
+        evaluation=planning.one_of(OTHERS),
     localrule: True
     conda:
         "../../envs/calibration.yaml"

@@ -14,7 +14,12 @@ rule fetch:
     """All that comes from the network; on a cluster, run this on the node that has internet."""
     input:
         expand("<resources>/models/{model}/manifest.json", model=PLAN.needed_models()),
-        DATA_FILES if "novelty" in PLAN.select["evaluations"] else [],
+        [
+            file
+            for evaluation in PLAN.select["evaluations"]
+            for file in data_files(evaluation)
+        ],
+        TASK_FILES if "benchmarks" in PLAN.select["evaluations"] else [],
     localrule: True
 
 

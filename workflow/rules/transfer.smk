@@ -114,7 +114,7 @@ rule score_mcq:
 
 
 rule fetch_data:
-    """Bring the prompts of a data set; runs where snakemake runs, like fetch_model."""
+    """Bring the prompts or texts of a data set; runs where snakemake runs, like fetch_model."""
     input:
         data_file,
     output:
@@ -141,7 +141,7 @@ rule fetch_data:
 rule generate_novelty:
     """NoveltyBench, first step: several generations of each prompt."""
     input:
-        data=DATA_FILES,
+        data=data_files("novelty"),
         model="<resources>/models/{model}/manifest.json",
         adapter=adapter_of,
     output:
@@ -208,7 +208,7 @@ rule score_novelty:
         samples="<results>/{model}/{method}/seed{seed}/novelty/samples.parquet",
         run="<results>/{model}/{method}/seed{seed}/novelty/run.json",
         partition="<results>/{model}/{method}/seed{seed}/novelty/partition.json",
-        data=DATA_FILES,
+        data=data_files("novelty"),
         judge=judge_manifest("quality"),
     output:
         "<results>/{model}/{method}/seed{seed}/novelty/metrics.json",

@@ -1,4 +1,4 @@
-"""Draw what the methods of a model do in one of the evaluations that do not ask for numbers.
+"""Draw what the methods of a model do in an evaluation other than structured sampling.
 
 Example:
     python workflow/scripts/plot_transfer.py --evaluation mcq \
@@ -10,12 +10,21 @@ Example:
 import argparse
 from pathlib import Path
 
-from calibration_tuning import arguments, errors, figures, files, transfer_figures
+from calibration_tuning import (
+    arguments,
+    errors,
+    figures,
+    files,
+    retention_figures,
+    transfer_figures,
+)
 
 FIGURES = {
     "open_ended": transfer_figures.open_ended,
     "mcq": transfer_figures.mcq,
     "novelty": transfer_figures.novelty,
+    "benchmarks": retention_figures.benchmarks,
+    "perplexity": retention_figures.perplexity,
 }
 
 

@@ -23,6 +23,7 @@ from calibration_tuning import (
     errors,
     files,
     prompts,
+    replay,
     training,
 )
 
@@ -31,6 +32,9 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", type=Path, required=True, help="the base model's manifest.json")
     parser.add_argument("--prompts", type=Path, required=True)
+    parser.add_argument(
+        "--replay", type=Path, nargs="*", default=[], help="answers to replay, and their prompts"
+    )
     parser.add_argument("--settings", type=json.loads, required=True, help="a JSON object")
     parser.add_argument("--seed", type=int, required=True)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
@@ -48,6 +52,7 @@ def work_folder(arguments: argparse.Namespace) -> Path:
             "processes": devices.process_count(),
             "prompts": files.sha256(arguments.prompts),
             "model": files.sha256(arguments.model),
+            "replay": [files.sha256(path) for path in arguments.replay],
         },
         sort_keys=True,
     )
@@ -95,16 +100,26 @@ def main() -> None:
     training.split_step(settings, devices.process_count())  # a mistake shows before the loading
     tokenizer = checkpoints.load_tokenizer(folder)
     end_id = chat.end_of_turn_id(tokenizer, settings["chat"])
+
+    def encode_prompt(text: str) -> list[int]:
+        return chat.encode_prompt(tokenizer, text, settings["chat"])
+
+    replayed = []
+    if arguments.replay:
+        answers, instructions = arguments.replay
+        instructions = prompts.read_open_prompts(instructions, replay.KEYS)
+        replayed = replay.read_replay(answers, instructions, encode_prompt)
     base = load_base(arguments, device)
     model = checkpoints.attach_new_adapter(base, settings["lora"], seed, settings.get("lora_scope"))
     dataset = training.VisitDataset(
         records,
         visits,
         settings,
-        encode_prompt=lambda text: chat.encode_prompt(tokenizer, text, settings["chat"]),
+        encode_prompt=encode_prompt,
         encode=chat.completion_encoder(tokenizer),
         end_id=end_id,
         seed=seed,
+        replay=replayed,
     )
     work = devices.found_by_first(lambda: work_folder(arguments))
     lock = files.claim(work) if devices.rank() == 0 else None

@@ -57,6 +57,38 @@ def encode_prompt(tokenizer, text: str, settings: dict, system: str | None = Non
     return ids + tokenizer.encode(prefix, add_special_tokens=False)
 
 
+def render_conversation(
+    tokenizer, turns: list[dict], settings: dict, add_generation_prompt: bool
+) -> str:
+    """A conversation as text, up to where its next answer starts or its last one goes on.
+
+    Parameters
+    ----------
+    tokenizer : transformers tokenizer
+    turns : list of dict
+        role and content of each.
+    settings : dict
+        The registry's `chat` block.
+    add_generation_prompt : bool
+        Whether an answer follows; else the last turn is one that is begun.
+
+    Raises
+    ------
+    InputError
+        If the tokenizer has no chat template and the settings no template.
+    """
+    if "template" in settings:
+        begun = [] if add_generation_prompt else [turns[-1]["content"]]
+        asked = turns if add_generation_prompt else turns[:-1]
+        text = "\n\n".join(turn["content"] for turn in asked)
+        return settings["template"].replace("{prompt}", text) + "".join(begun)
+    options = {"add_generation_prompt": add_generation_prompt, "tokenize": False}
+    text = _render(
+        tokenizer, turns, settings, continue_final_message=not add_generation_prompt, **options
+    )
+    return text + settings.get("generation_prefix", "") * add_generation_prompt
+
+
 def _render(tokenizer, turns: list[dict], settings: dict, **options) -> list[int] | str:
     """Apply the chat template: token ids, or text without `tokenize`."""
     if tokenizer.chat_template is None:

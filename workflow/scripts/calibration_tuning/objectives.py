@@ -4,6 +4,10 @@ Both are one formula. At a prefix the target gives probabilities q to a few toke
 ``sum_k q_k (log q_k - log p_k)`` with p the softmax over the whole vocabulary, so probability that
 the model puts off the trie is penalised. A hard target is the one-hot q of the drawn value, whose
 KL is the cross-entropy. A packed batch is therefore a flat list of (row, token, weight, log q).
+
+A retention-aware method (ours; the paper leaves it open) adds a penalty for leaving the untuned
+model elsewhere: KL(untuned || tuned) along answers that the untuned model gave to general
+instructions. These ride in the same token tree.
 """
 
 from collections.abc import Callable, Sequence
@@ -74,6 +78,12 @@ class PackedBatch(NamedTuple):
         within its prompt's mean, a prompt 1 / the number of prompts.
     target_log : float32 (targets,)
         log q_k.
+    replay_rows : int64 (replayed,)
+        Nodes of replayed answers at which the untuned model says what should come next.
+    replay_weight : float32 (replayed,)
+        1 / (length of the answer times the number of prompts with one).
+    replay_nodes : int64 (kept,)
+        The nodes of replayed sequences, ascending: all that the untuned model has to run on.
     """
 
     token_ids: np.ndarray
@@ -84,14 +94,28 @@ class PackedBatch(NamedTuple):
     target_token: np.ndarray
     target_weight: np.ndarray
     target_log: np.ndarray
+    replay_rows: np.ndarray
+    replay_weight: np.ndarray
+    replay_nodes: np.ndarray
+
+
+class Replayed(NamedTuple):
+    """An answer of the untuned model: the instruction's tokens and its own, none of them empty."""
+
+    prompt_ids: list[int]
+    answer_ids: list[int]
 
 
 class Example(NamedTuple):
-    """One visit of a prompt: its tokens and the completions drawn for it, with their targets."""
+    """One visit of a prompt: its tokens and the completions drawn for it, with their targets.
+
+    With a retention-aware method, also an answer to replay.
+    """
 
     prompt_ids: list[int]
     paths: list[tuple[int, ...]]
     targets: PathTargets
+    replay: Replayed | None = None
 
 
 def pack_examples(examples: Sequence[Example]) -> PackedBatch:
@@ -102,7 +126,8 @@ def pack_examples(examples: Sequence[Example]) -> PackedBatch:
     sequences = [
         [*example.prompt_ids, *path[:-1]] for example in examples for path in example.paths
     ]
-    tree = pack(sequences)
+    replayed = [example.replay for example in examples if example.replay is not None]
+    tree = pack([*sequences, *([*r.prompt_ids, *r.answer_ids[:-1]] for r in replayed)])
     node, token, weight, log_q = _flat_targets(examples, tree)
     # Paths that meet a node meet the same target there, so (node, token) is a key.
     key = node * (token.max() + 1) + token
@@ -117,7 +142,25 @@ def pack_examples(examples: Sequence[Example]) -> PackedBatch:
         target_token=token[first],
         target_weight=np.bincount(inverse, weights=weight).astype(np.float32),
         target_log=log_q[first].astype(np.float32),
+        **_replay_rows(replayed, tree.nodes[len(sequences) :]),
     )
+
+
+def _replay_rows(replayed: Sequence[Replayed], nodes: np.ndarray) -> dict[str, np.ndarray]:
+    """Where answers are replayed: rows, weights and nodes of a `PackedBatch`.
+
+    A node that two answers pass appears once for each.
+    """
+    rows, weights = [np.zeros(0, np.int64)], [np.zeros(0, np.float32)]
+    for answer, path in zip(replayed, nodes, strict=True):
+        length, start = len(answer.answer_ids), len(answer.prompt_ids) - 1
+        rows.append(path[start : start + length])
+        weights.append(np.full(length, 1 / (length * len(replayed)), np.float32))
+    return {
+        "replay_rows": np.concatenate(rows),
+        "replay_weight": np.concatenate(weights),
+        "replay_nodes": np.unique(nodes[nodes >= 0]),
+    }
 
 
 def _flat_targets(examples: Sequence[Example], tree: PackedTree) -> tuple[np.ndarray, ...]:
@@ -206,3 +249,24 @@ def packed_loss(
     scalar tensor, nats per token
     """
     return _PackedLoss.apply(logits, target_row, target_token, target_weight, target_log)
+
+
+def replay_kl(
+    logits: torch.Tensor, untuned_logits: torch.Tensor, weight: torch.Tensor
+) -> torch.Tensor:
+    """Weighted sum over rows of KL(untuned || tuned) over the whole vocabulary, in float32.
+
+    Parameters
+    ----------
+    logits, untuned_logits : tensors (replayed, vocabulary)
+    weight : tensor (replayed,)
+
+    Returns
+    -------
+    scalar tensor, nats per token
+    """
+    log_p = torch.log_softmax(logits.float(), dim=-1)
+    log_q = torch.log_softmax(untuned_logits.float(), dim=-1)
+    return weight @ torch.nn.functional.kl_div(log_p, log_q, reduction="none", log_target=True).sum(
+        dim=-1
+    )

@@ -27,7 +27,13 @@ BYTES_PER_TEXT = 2_000
 UNTRAINED_KEYS = ("prompting", "decoding")
 """What a method without training changes about sampling."""
 JUDGES = ("partition", "quality")
-"""Settings of an evaluation that name a judge; its samples do not depend on them."""
+"""Settings of an evaluation that name a judge."""
+ONLY_SCORED = (*JUDGES, "item_parameters")
+"""Settings of an evaluation that its samples do not depend on."""
+MINI_PREFIX = "retention-mini-"
+"""Of the benchmark tasks that are ours, with their items in a package or file."""
+RETENTION = ("benchmarks", "perplexity")
+"""Evaluations of what a model could do before."""
 
 
 def load_yaml(path: str | Path) -> dict:
@@ -151,6 +157,8 @@ class Plan:
         The prompt grids.
     training_speed : dict
         What the comparison of ways to train depends on, with defaults filled into its ways.
+    replay : dict
+        What untuned models answer, and how, for methods that replay it.
     """
 
     models: dict[str, dict]
@@ -161,6 +169,7 @@ class Plan:
     exclude: list[dict]
     families_file: str
     training_speed: dict
+    replay: dict
 
     def is_trained(self, method: str) -> bool:
         """Whether a method has an adapter."""
@@ -248,17 +257,67 @@ class Plan:
         entry = self.methods[method]
         settings = self.evaluations[evaluation] | entry.get("evaluations", {}).get(evaluation, {})
         return (
-            {key: value for key, value in settings.items() if key not in JUDGES}
+            {key: value for key, value in settings.items() if key not in ONLY_SCORED}
             | {key: entry[key] for key in UNTRAINED_KEYS if key in entry}
             | self._loading_settings(model)
         )
 
     def data_sets(self) -> dict[str, dict]:
-        """What the prompts of each data set depend on, by its name."""
-        return {
+        """What the prompts or texts of each data set depend on, by its name."""
+        prompts = {
             entry["name"]: {key: entry[key] for key in ("source", "split") if key in entry}
             for entry in self.evaluations["novelty"]["data"]
         }
+        texts = {
+            entry["name"]: {key: value for key, value in entry.items() if key != "name"}
+            | {"kind": "texts"}
+            for entry in self.evaluations["perplexity"]["data"]
+        }
+        return prompts | texts
+
+    def data_names(self, evaluation: str) -> list[str]:
+        """The data sets of an evaluation."""
+        return [entry["name"] for entry in self.evaluations[evaluation].get("data", [])]
+
+    def tasks(self) -> dict[str, dict]:
+        """What the items of each benchmark task depend on, by its name."""
+        return {entry["name"]: entry for entry in self.evaluations["benchmarks"]["tasks"]}
+
+    def replays(self, method: str) -> bool:
+        """Whether a method is held close to the untuned model on what that answered."""
+        return "replay_coefficient" in self.methods[method]
+
+    def replay_settings(self, model: str) -> dict:
+        """What the answers to replay depend on, beside base model, instructions and seed."""
+        own = {k: v for k, v in self.replay.items() if k not in ("prompts_file", "seed")}
+        return own | self._loading_settings(model)
+
+    def replay_chains(self) -> list[list[str]]:
+        """Selected methods that differ in their replay coefficient only, the smallest first."""
+        chains: dict[str, list[tuple[float, str]]] = {}
+        for method in self.select["methods"]:
+            entry = dict(self.methods[method])
+            coefficient = entry.pop("replay_coefficient", 0.0)
+            if self.is_trained(method):
+                chains.setdefault(canonical(entry), []).append((coefficient, method))
+        return [[method for _, method in sorted(chain)] for chain in chains.values() if chain[1:]]
+
+    def compared_cells(self, model: str) -> dict[str, list[tuple]]:
+        """Of a model, the cells of each evaluation that a trade-off is made of.
+
+        Empty unless the untuned model and a trained method have both sides of it.
+        """
+        sides = {
+            evaluation: [
+                cell
+                for cell in self.results([evaluation], models=[model])
+                if cell[1] == "base" or self.is_trained(cell[1])
+            ]
+            for evaluation in ("structured", *RETENTION)
+        }
+        methods = [{cell[1] for cell in cells} for cells in sides.values()]
+        both = methods[0] & (methods[1] | methods[2])
+        return sides if "base" in both and len(both) > 1 else {}
 
     def judge_settings(self, evaluation: str, role: str) -> dict:
         """What a judge's verdicts depend on, beside its model and the samples."""
@@ -337,10 +396,9 @@ def load_plan(config: dict, config_files: list, root: str | Path) -> Plan:
     for key in ("max_bins", "divergence_max_bins"):
         _check_bins(config["evaluations"]["structured"], f"{name}: evaluations.structured", key)
     prompts_file = config["evaluations"]["open_ended"]["prompts_file"]
-    if not os.path.isfile(prompts_file):
-        raise InputError(
-            f"{name}: evaluations.open_ended.prompts_file: no such file {prompts_file}"
-        )
+    _check_file(prompts_file, f"{name}: evaluations.open_ended.prompts_file")
+    _check_file(config["replay"]["prompts_file"], f"{name}: replay.prompts_file")
+    _check_retention(config["evaluations"], name)
     _check_judges(config["evaluations"]["novelty"], models, judges, f"{name}: evaluations.novelty")
     for slug in judges:
         if slug in models:
@@ -358,6 +416,7 @@ def load_plan(config: dict, config_files: list, root: str | Path) -> Plan:
         config.get("exclude", []),
         config["families_file"],
         speed | {"ways": ways},
+        config["replay"],
     )
 
 
@@ -395,6 +454,36 @@ def _check_untrained(entry: dict, where: str) -> None:
     for key in UNTRAINED_KEYS:
         if key in entry and entry["objective"] != "none":
             raise InputError(f"{where}.{key}: expected objective none, since nothing is trained")
+    if "replay_coefficient" in entry and entry["objective"] == "none":
+        raise InputError(f"{where}.replay_coefficient: expected an objective that trains")
+
+
+def _check_file(path: str, where: str) -> None:
+    """Refuse a file that is not there."""
+    if not os.path.isfile(path):
+        raise InputError(f"{where}: no such file {path}")
+
+
+def _check_retention(evaluations: dict, name: str) -> None:
+    """Refuse windows that do not move on, and names that stand twice."""
+    windows = evaluations["perplexity"]
+    if windows["stride"] > windows["context"]:
+        raise InputError(
+            f"{name}: evaluations.perplexity.stride: {windows['stride']} is more than the context "
+            f"of {windows['context']} tokens; expected at most that, or tokens are skipped"
+        )
+    data = [e["name"] for key in ("novelty", "perplexity") for e in evaluations[key]["data"]]
+    tasks = [entry["name"] for entry in evaluations["benchmarks"]["tasks"]]
+    for key, names in (("data", data), ("benchmarks.tasks", tasks)):
+        twice = [entry for entry in names if names.count(entry) > 1]
+        if twice:
+            raise InputError(f"{name}: evaluations: {key}: two are named {twice[0]}")
+    for entry in evaluations["benchmarks"]["tasks"]:
+        if entry["name"].startswith(MINI_PREFIX) != ("source" in entry):
+            raise InputError(
+                f"{name}: evaluations.benchmarks.tasks: {entry['name']}: expected a source with a "
+                f"task whose name starts with {MINI_PREFIX}, and none with a task of lm-eval's own"
+            )
 
 
 def _check_judges(settings: dict, models: dict, judges: dict, where: str) -> None:

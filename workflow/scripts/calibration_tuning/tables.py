@@ -19,6 +19,8 @@ TITLES = {
     "open_ended": "Open-ended random generation",
     "mcq": "Balance of multiple-choice answers",
     "novelty": "NoveltyBench",
+    "benchmarks": "Benchmarks",
+    "perplexity": "Perplexity",
 }
 _TOKENS = {"tokens_per_answer": ("Tokens per answer", 0)}
 _ENDINGS = {"empty_rate": ("Empty", 2), "unfinished_rate": ("Unfinished", 2)} | _TOKENS
@@ -65,10 +67,25 @@ SUMMARY_METRICS = {
         "rating_stand_in": ("Rating (stand-in)", 2),
     }
     | _ENDINGS,
+    "benchmarks": {
+        "score": ("Score", 3),
+        "standard_error": ("Standard error", 3),
+        "score_flexible": ("Flexible match", 3),
+        "gp_irt": ("gp-IRT", 3),
+        "chance": ("Chance", 3),
+    },
+    "perplexity": {
+        "perplexity": ("Perplexity", 2),
+        "bits_per_byte": ("Bits per byte", 3),
+        "documents_short": ("Too short", 0),
+        "documents_empty": ("Empty", 0),
+        "rows_broken": ("Broken rows", 0),
+    },
 }
 WITH_INTERVAL = {
     *("support", "unique_fraction", "parse_rate", "total_variation"),
     *("distinct", "distinct_stand_in", "utility", "utility_stand_in"),
+    *("score", "score_flexible", "perplexity", "bits_per_byte"),
 }
 """Metrics that are shown with their 95 % interval where there is one seed."""
 SPLIT_NAMES = {

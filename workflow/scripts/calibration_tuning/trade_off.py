@@ -16,10 +16,9 @@ import numpy as np
 import pandas as pd
 
 from calibration_tuning.errors import InputError
+from calibration_tuning.evaluations.benchmarks import primary_metric
 
 BASE = "base"
-PRIMARY = ("exact_match,strict-match", "acc_norm,none", "acc,none")
-NOT_A_SCORE = "chance"
 QUANTITIES = ("calibration", "benchmark", "perplexity")
 COLUMNS = ("model", "method", "quantity", "name", "change", "low", "high", "n", "seeds")
 MEAN = "mean"
@@ -74,16 +73,6 @@ class Change(NamedTuple):
     seeds: np.ndarray
     resampled: np.ndarray | None
     n: int
-
-
-def primary_metric(names: Iterable[str]) -> str:
-    """The metric that stands for a task: the first of `PRIMARY` it has, else the first by name.
-
-    >>> primary_metric(["acc,none", "acc_norm,none"])
-    'acc_norm,none'
-    """
-    names = sorted(set(names) - {NOT_A_SCORE})
-    return next((metric for metric in PRIMARY if metric in names), names[0])
 
 
 def measured_calibration(path: Path, content: Mapping) -> Measured:

@@ -1,7 +1,8 @@
 """LoRA training on sampling prompts with transformers' Trainer (Paper A, sections on training).
 
 All randomness derives from (seed, pass) for the order of prompts and (seed, visit) for the values
-drawn, never from a global generator, so a run that was killed and resumed sees the same data.
+drawn and the answer replayed, never from a global generator, so a run that was killed and resumed
+sees the same data.
 """
 
 import json
@@ -23,7 +24,14 @@ from calibration_tuning import devices
 from calibration_tuning.errors import InputError
 from calibration_tuning.families import Distribution
 from calibration_tuning.lora_dropout import use_bit_dropout
-from calibration_tuning.objectives import OBJECTIVES, Example, pack_examples, packed_loss
+from calibration_tuning.objectives import (
+    OBJECTIVES,
+    Example,
+    Replayed,
+    pack_examples,
+    packed_loss,
+    replay_kl,
+)
 from calibration_tuning.packing import packed_logits
 from calibration_tuning.trie import build_trie
 
@@ -32,7 +40,7 @@ DATA_WORKERS = 2 if torch.cuda.is_available() else 0
 """Processes that draw values, look up targets and pack while the accelerator computes. A CPU has
 no core to spare: the milliseconds of a step's data are less than what a second process costs."""
 
-ORDER_STREAM, VALUE_STREAM, DROPOUT_STREAM = 0, 1, 2
+ORDER_STREAM, VALUE_STREAM, DROPOUT_STREAM, REPLAY_STREAM = 0, 1, 2, 3
 """Keys that keep the random streams of one seed apart."""
 
 
@@ -102,6 +110,7 @@ class VisitDataset(Dataset):
     encode_prompt : prompt text -> token ids with the chat format
     encode, end_id : see `PrefixTrie`
     seed : int
+    replay : answers of the untuned model, of which every visit replays one; none without
     """
 
     def __init__(
@@ -113,7 +122,9 @@ class VisitDataset(Dataset):
         encode: Callable[[str], list[int]],
         end_id: int,
         seed: int,
+        replay: Sequence[Replayed] = (),
     ):
+        self.replay = replay
         self.prompts, self.visits, self.settings, self.seed = prompts, visits, settings, seed
         self.encode_prompt, self.encode, self.end_id = encode_prompt, encode, end_id
         self.targets = OBJECTIVES[settings["objective"]]
@@ -132,7 +143,14 @@ class VisitDataset(Dataset):
         )
         rng = np.random.default_rng([self.seed, VALUE_STREAM, index])
         paths = trie.sample_paths(rng, self.settings["packing"])
-        return Example(self.encode_prompt(prompt["prompt"]), paths, self.targets(trie, paths))
+        targets = self.targets(trie, paths)
+        return Example(self.encode_prompt(prompt["prompt"]), paths, targets, self._replayed(index))
+
+    def _replayed(self, index: int) -> Replayed | None:
+        if not self.replay:
+            return None
+        rng = np.random.default_rng([self.seed, REPLAY_STREAM, index])
+        return self.replay[rng.integers(len(self.replay))]
 
 
 def collate(examples: Sequence[Example]) -> dict[str, torch.Tensor]:
@@ -141,23 +159,77 @@ def collate(examples: Sequence[Example]) -> dict[str, torch.Tensor]:
     return {name: torch.from_numpy(array) for name, array in batch._asdict().items()}
 
 
-def packed_batch_loss(model: torch.nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
-    """Loss of a collated micro-batch, nats per token."""
-    tree = (batch[name] for name in ("token_ids", "positions", "subtree_end", "rows"))
-    targets = ("target_row", "target_token", "target_weight", "target_log")
-    return packed_loss(packed_logits(model, *tree), *(batch[name] for name in targets))
+def packed_batch_loss(
+    model: torch.nn.Module,
+    batch: dict[str, torch.Tensor],
+    replay_coefficient: float = 0.0,
+    untuned_logits: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Loss of a collated micro-batch, nats per token.
+
+    Parameters
+    ----------
+    model : causal language model, tuned
+    batch : see `collate`
+    replay_coefficient : float
+        Of the penalty for leaving the untuned model, where the batch replays answers.
+    untuned_logits : tensor (replayed, vocabulary) or None
+        See `untuned_replay_logits`.
+    """
+    targets = [
+        batch[name] for name in ("target_row", "target_token", "target_weight", "target_log")
+    ]
+    tree = [batch[name] for name in ("token_ids", "positions", "subtree_end")]
+    if untuned_logits is None:
+        return packed_loss(packed_logits(model, *tree, batch["rows"]), *targets)
+    rows, replay_rows = batch["rows"], batch["replay_rows"]
+    logits = packed_logits(model, *tree, torch.cat([rows, replay_rows]))
+    asked, replayed = logits.split([len(rows), len(replay_rows)])
+    penalty = replay_kl(replayed, untuned_logits, batch["replay_weight"])
+    return packed_loss(asked, *targets) + replay_coefficient * penalty
+
+
+@torch.no_grad()
+def untuned_replay_logits(model: torch.nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+    """Next-token logits along a batch's replayed answers, of the model without its adapter.
+
+    It runs on the part of the token tree that is replayed.
+
+    Parameters
+    ----------
+    model : PEFT model
+    batch : see `collate`
+
+    Returns
+    -------
+    tensor (replayed, vocabulary)
+    """
+    kept = batch["replay_nodes"]
+    with model.disable_adapter():
+        return packed_logits(
+            model,
+            batch["token_ids"][kept],
+            batch["positions"][kept],
+            torch.searchsorted(kept, batch["subtree_end"][kept]),
+            torch.searchsorted(kept, batch["replay_rows"]),
+        )
 
 
 class CalibrationTrainer(Trainer):
     """The Trainer with the packed loss; a micro-batch's loss is a mean over its prompts."""
 
     loss_is_scaled_for_ga = False
+    replay_coefficient = 0.0
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
         """Loss of one packed micro-batch, nats per token."""
         if not hasattr(model, "config"):  # with several processes it comes wrapped
             model.config = self.model.config
-        loss = packed_batch_loss(model, inputs)
+        untuned = None
+        if self.replay_coefficient:
+            # First, since it switches the adapter off and on again.
+            untuned = untuned_replay_logits(self.accelerator.unwrap_model(model), inputs)
+        loss = packed_batch_loss(model, inputs, self.replay_coefficient, untuned)
         return (loss, {}) if return_outputs else loss
 
     def _save_rng_state(self, output_dir):
@@ -290,8 +362,8 @@ def train(
     model : PEFT model with a fresh adapter
     dataset : VisitDataset
     settings : method settings (batch, packing, learning_rate, weight_decay, warmup,
-        checkpoint_steps), the dtype of the base and, for several processes, parallelism (data
-        without it)
+        checkpoint_steps; replay_coefficient where the data set replays answers), the dtype of the
+        base and, for several processes, parallelism (data without it)
     micro_batch : int
         Prompts in one forward pass; lowered to a divisor of the prompts of a step.
     seed : int
@@ -325,6 +397,7 @@ def train(
         model=model, args=arguments, data_collator=collate, train_dataset=dataset
     )
     arguments.save_only_model = False
+    trainer.replay_coefficient = settings.get("replay_coefficient", 0.0)
     for callback in list(trainer.callback_handler.callbacks):
         if type(callback).__name__ == "PrinterCallback":
             trainer.remove_callback(callback)
