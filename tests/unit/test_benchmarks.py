@@ -299,7 +299,8 @@ def test_scores_worked_by_hand():
     frame = pd.concat(
         [
             frame_of("tinyGSM8k", **{
-                "exact_match,strict-match": [0, 0, 0, 0], "exact_match,flexible-extract": [1, 0, 0, 0]
+                "exact_match,strict-match": [0, 0, 0, 0],
+                "exact_match,flexible-extract": [1, 0, 0, 0],
             }),
             frame_of("tinyHellaswag", **{
                 "acc,none": [0, 0, 0, 0], "acc_norm,none": [1, 1, 0, 1], "chance": [0.25] * 4
