@@ -45,7 +45,7 @@ def test_the_default_plan(clone):
     assert planned(result.stdout) == {
         "generate_prompts": 1,
         "fetch_model": 2,  # and the encoder
-        "fetch_data": 1 + 3,
+        "fetch_data": 1 + 1,
         "fetch_task": 3,
         "train_adapter": 2,
         **dict.fromkeys(MODEL_RULES, 4),
