@@ -14,6 +14,7 @@ import json
 import shutil
 import sys
 import types
+from functools import cache
 from pathlib import Path
 
 from calibration_tuning import files, sources
@@ -163,9 +164,7 @@ def find_definition(name: str) -> Path:
     InputError
         No such task, or the name of a group of them.
     """
-    from lm_eval.tasks import TaskManager
-
-    manager = TaskManager()
+    manager = _task_manager()
     entry = manager.task_index.get(name)
     if entry is None:
         known = [*MINI_TASKS, *manager.all_subtasks]
@@ -181,6 +180,14 @@ def find_definition(name: str) -> Path:
             "names of tasks, not of a group or tag of them"
         )
     return Path(entry.yaml_path)
+
+
+@cache
+def _task_manager():
+    """lm-eval's index of all its tasks, which takes seconds to read."""
+    from lm_eval.tasks import TaskManager
+
+    return TaskManager()
 
 
 def _task_folder() -> Path:
