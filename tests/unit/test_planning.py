@@ -103,6 +103,14 @@ def test_the_shipped_configuration_is_valid():
             "methods.base.replay_coefficient: expected an objective that trains",
         ),
         (
+            lambda c: c["methods"]["soft"].update(token_weights="dft"),
+            "methods.soft.token_weights: expected objective hard_target",
+        ),
+        (
+            lambda c: c["methods"]["hard-dft"].update(token_weights="dtf"),
+            "methods.hard-dft.token_weights: unknown value 'dtf'; did you mean dft?",
+        ),
+        (
             lambda c: c["replay"].update(prompts_file="nowhere.jsonl"),
             "replay.prompts_file: no such file nowhere.jsonl",
         ),

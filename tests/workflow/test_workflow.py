@@ -18,9 +18,9 @@ from repository import ROOT, copy_repository, planned, replace, snakemake
 MODULES = """
     allocator arguments errors files output_space families packing number_tokens prefix_trie
     cdf_trie trie prompts planning chat prompting sources checkpoints lora_dropout devices
-    provenance data_sets texts benchmark_tasks objectives divergences plain training branch_cache
-    sampling statistics evaluations replay trade_off training_speed tables figures
-    transfer_figures retention_figures
+    provenance data_sets texts benchmark_tasks token_weights objectives token_objectives
+    divergences plain training branch_cache sampling statistics evaluations replay trade_off
+    training_speed tables figures transfer_figures retention_figures
 """
 
 

@@ -78,6 +78,10 @@ class PackedBatch(NamedTuple):
         within its prompt's mean, a prompt 1 / the number of prompts.
     target_log : float32 (targets,)
         log q_k.
+    token_target : int64 (completion tokens,)
+        Which target is each token of each completion.
+    token_sequence : int64 (completion tokens,)
+        The number of its completion.
     replay_rows : int64 (replayed,)
         Nodes of replayed answers at which the untuned model says what should come next.
     replay_weight : float32 (replayed,)
@@ -94,6 +98,8 @@ class PackedBatch(NamedTuple):
     target_token: np.ndarray
     target_weight: np.ndarray
     target_log: np.ndarray
+    token_target: np.ndarray
+    token_sequence: np.ndarray
     replay_rows: np.ndarray
     replay_weight: np.ndarray
     replay_nodes: np.ndarray
@@ -130,8 +136,9 @@ def pack_examples(examples: Sequence[Example]) -> PackedBatch:
     tree = pack([*sequences, *([*r.prompt_ids, *r.answer_ids[:-1]] for r in replayed)])
     node, token, weight, log_q = _flat_targets(examples, tree)
     # Paths that meet a node meet the same target there, so (node, token) is a key.
-    key = node * (token.max() + 1) + token
-    _, first, inverse = np.unique(key, return_index=True, return_inverse=True)
+    tokens = token.max() + 1
+    keys, first, inverse = np.unique(node * tokens + token, return_index=True, return_inverse=True)
+    drawn, drawn_node, sequence = _drawn_tokens(examples, tree)
     rows, row = np.unique(node[first], return_inverse=True)
     return PackedBatch(
         token_ids=tree.token_ids,
@@ -142,8 +149,24 @@ def pack_examples(examples: Sequence[Example]) -> PackedBatch:
         target_token=token[first],
         target_weight=np.bincount(inverse, weights=weight).astype(np.float32),
         target_log=log_q[first].astype(np.float32),
+        token_target=np.searchsorted(keys, drawn_node * tokens + drawn),
+        token_sequence=sequence,
         **_replay_rows(replayed, tree.nodes[len(sequences) :]),
     )
+
+
+def _drawn_tokens(
+    examples: Sequence[Example], tree: PackedTree
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Each token of each completion: itself, the node that it follows, its completion's number."""
+    paths = [path for example in examples for path in example.paths]
+    starts = [len(example.prompt_ids) - 1 for example in examples for _ in example.paths]
+    nodes = [
+        tree.nodes[number, start : start + len(path)]
+        for number, (path, start) in enumerate(zip(paths, starts, strict=True))
+    ]
+    tokens = np.concatenate([np.asarray(path, dtype=np.int64) for path in paths])
+    return tokens, np.concatenate(nodes), np.repeat(np.arange(len(paths)), [*map(len, paths)])
 
 
 def _replay_rows(replayed: Sequence[Replayed], nodes: np.ndarray) -> dict[str, np.ndarray]:

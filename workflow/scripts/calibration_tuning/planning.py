@@ -456,6 +456,8 @@ def _check_untrained(entry: dict, where: str) -> None:
             raise InputError(f"{where}.{key}: expected objective none, since nothing is trained")
     if "replay_coefficient" in entry and entry["objective"] == "none":
         raise InputError(f"{where}.replay_coefficient: expected an objective that trains")
+    if "token_weights" in entry and entry["objective"] != "hard_target":
+        raise InputError(f"{where}.token_weights: expected objective hard_target")
 
 
 def _check_file(path: str, where: str) -> None:

@@ -29,10 +29,10 @@ from calibration_tuning.objectives import (
     Example,
     Replayed,
     pack_examples,
-    packed_loss,
     replay_kl,
 )
 from calibration_tuning.packing import packed_logits
+from calibration_tuning.token_objectives import weighted_loss
 from calibration_tuning.trie import build_trie
 
 MAX_GRADIENT_NORM = 1.0
@@ -164,6 +164,7 @@ def packed_batch_loss(
     batch: dict[str, torch.Tensor],
     replay_coefficient: float = 0.0,
     untuned_logits: torch.Tensor | None = None,
+    weighting: str | None = None,
 ) -> torch.Tensor:
     """Loss of a collated micro-batch, nats per token.
 
@@ -175,18 +176,17 @@ def packed_batch_loss(
         Of the penalty for leaving the untuned model, where the batch replays answers.
     untuned_logits : tensor (replayed, vocabulary) or None
         See `untuned_replay_logits`.
+    weighting : str or None
+        Of the tokens, see `token_objectives.weighted_loss`.
     """
-    targets = [
-        batch[name] for name in ("target_row", "target_token", "target_weight", "target_log")
-    ]
     tree = [batch[name] for name in ("token_ids", "positions", "subtree_end")]
     if untuned_logits is None:
-        return packed_loss(packed_logits(model, *tree, batch["rows"]), *targets)
+        return weighted_loss(packed_logits(model, *tree, batch["rows"]), batch, weighting)
     rows, replay_rows = batch["rows"], batch["replay_rows"]
     logits = packed_logits(model, *tree, torch.cat([rows, replay_rows]))
     asked, replayed = logits.split([len(rows), len(replay_rows)])
     penalty = replay_kl(replayed, untuned_logits, batch["replay_weight"])
-    return packed_loss(asked, *targets) + replay_coefficient * penalty
+    return weighted_loss(asked, batch, weighting) + replay_coefficient * penalty
 
 
 @torch.no_grad()
@@ -220,6 +220,7 @@ class CalibrationTrainer(Trainer):
 
     loss_is_scaled_for_ga = False
     replay_coefficient = 0.0
+    weighting: str | None = None
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
         """Loss of one packed micro-batch, nats per token."""
@@ -229,7 +230,7 @@ class CalibrationTrainer(Trainer):
         if self.replay_coefficient:
             # First, since it switches the adapter off and on again.
             untuned = untuned_replay_logits(self.accelerator.unwrap_model(model), inputs)
-        loss = packed_batch_loss(model, inputs, self.replay_coefficient, untuned)
+        loss = packed_batch_loss(model, inputs, self.replay_coefficient, untuned, self.weighting)
         return (loss, {}) if return_outputs else loss
 
     def _save_rng_state(self, output_dir):
@@ -362,8 +363,8 @@ def train(
     model : PEFT model with a fresh adapter
     dataset : VisitDataset
     settings : method settings (batch, packing, learning_rate, weight_decay, warmup,
-        checkpoint_steps; replay_coefficient where the data set replays answers), the dtype of the
-        base and, for several processes, parallelism (data without it)
+        checkpoint_steps; replay_coefficient where the data set replays answers; token_weights where
+        there are), the dtype of the base and, for several processes, parallelism (data without it)
     micro_batch : int
         Prompts in one forward pass; lowered to a divisor of the prompts of a step.
     seed : int
@@ -398,6 +399,7 @@ def train(
     )
     arguments.save_only_model = False
     trainer.replay_coefficient = settings.get("replay_coefficient", 0.0)
+    trainer.weighting = settings.get("token_weights")
     for callback in list(trainer.callback_handler.callbacks):
         if type(callback).__name__ == "PrinterCallback":
             trainer.remove_callback(callback)
