@@ -231,6 +231,12 @@ def test_a_task_that_lm_eval_does_not_know_is_one_line(monkeypatch, tmp_path):
         benchmark_tasks.find_definition("tinyBenchmarks")
 
 
+@pytest.mark.parametrize("name", ["humaneval", "humaneval_instruct", "mbpp"])
+def test_a_task_that_runs_programs_of_the_model_is_refused(name):
+    with pytest.raises(InputError, match=f"'{name}' runs programs that the model writes"):
+        benchmark_tasks.find_definition(name)
+
+
 def test_items_that_lack_a_column_or_are_no_json_are_one_line(tmp_path):
     source = tmp_path / "items.jsonl"
     settings = {"name": "retention-mini-hellaswag", "source": f"path:{source}"}

@@ -162,8 +162,10 @@ def find_definition(name: str) -> Path:
     Raises
     ------
     InputError
-        No such task, or the name of a group of them.
+        No such task, the name of a group of them, or a task that runs what the model writes.
     """
+    from lm_eval.tasks._yaml_loader import load_yaml
+
     manager = _task_manager()
     entry = manager.task_index.get(name)
     if entry is None:
@@ -179,7 +181,13 @@ def find_definition(name: str) -> Path:
             f"evaluations.benchmarks.tasks: {name!r} is not a single task of lm-eval; expected the "
             "names of tasks, not of a group or tag of them"
         )
-    return Path(entry.yaml_path)
+    path = Path(entry.yaml_path)
+    if load_yaml(path, resolve_func=False).get("unsafe_code"):
+        raise InputError(
+            f"evaluations.benchmarks.tasks: {name!r} runs programs that the model writes, which is "
+            "not supported here; expected a task that does not"
+        )
+    return path
 
 
 @cache
